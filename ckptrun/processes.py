@@ -1,0 +1,91 @@
+"""Which processes has this one started, and how are they ended?
+
+Decision: ``/proc`` is read, and a process is named by its number and its start time. Turned down: process
+groups (a shell wrapper or a library makes its own) and psutil (a dependency for three fields).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import NamedTuple
+
+
+class ProcessStat(NamedTuple):
+    """What ``/proc/<pid>/stat`` says. ``start_time`` is in clock ticks since boot; with the pid it names one
+    process for good, also after the number has been used again."""
+
+    pid: int
+    parent: int
+    state: str
+    start_time: int
+
+    @property
+    def ended(self) -> bool:
+        return self.state in "ZXx"
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """Read one process; None where none has that number (any more), or where it is hidden from this user."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # The name in parentheses may itself hold spaces and parentheses: what counts stands behind the last one.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessStat(pid, int(fields[1]), fields[0].decode(), int(fields[19]))
+
+
+def descendants(pid: int) -> list[ProcessStat]:
+    """All living processes below ``pid``, parents before their children."""
+    children: dict[int, list[ProcessStat]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (stat := process_stat(int(name))) is not None:
+            children.setdefault(stat.parent, []).append(stat)
+    found: list[ProcessStat] = []
+    queue = [pid]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += [stat for stat in below if not stat.ended]
+        queue += [stat.pid for stat in below]
+    return found
+
+
+def kill_descendants(pid: int | None = None, *, timeout_s: float = 2.0) -> list[int]:
+    """SIGKILL all processes below ``pid`` (default: this one) and wait until they are gone.
+
+    They are halted first, until no new ones turn up: a process that forks while its parent is being killed
+    would otherwise slip away to init.
+
+    Returns:
+        The ids of those that still live after ``timeout_s`` seconds, or that may not be signalled.
+    """
+    root = os.getpid() if pid is None else pid
+    halted: set[ProcessStat] = set()
+    while new := [s for s in descendants(root) if s._replace(state="") not in halted]:
+        for stat in new:
+            halted.add(stat._replace(state=""))
+            _send(stat, signal.SIGSTOP)
+    for stat in halted:
+        _send(stat, signal.SIGKILL)
+    deadline = time.monotonic() + timeout_s
+    while living := [stat.pid for stat in halted if _lives(stat)]:
+        if time.monotonic() >= deadline:
+            return sorted(living)
+        time.sleep(0.005)
+    return []
+
+
+def _lives(stat: ProcessStat) -> bool:
+    now = process_stat(stat.pid)
+    return now is not None and now.start_time == stat.start_time and not now.ended
+
+
+def _send(stat: ProcessStat, signum: int) -> None:
+    if _lives(stat):
+        try:
+            os.kill(stat.pid, signum)
+        except (ProcessLookupError, PermissionError):
+            pass
