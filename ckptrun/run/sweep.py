@@ -1,0 +1,48 @@
+"""What did an attempt that died leave in the run's folder, outside of ``checkpoints/``?
+
+Decision: the next holder of the lease clears it away before it begins, so that a request to stop that was
+meant for a dead attempt does not stop the new one. Only names that ckptrun itself gives are touched. Turned
+down: clearing by age, which needs clocks that agree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ckptrun.processes import process_stat
+from ckptrun.run.control import FILE_NAME
+from ckptrun.run.folder import RunFolder
+
+_TEMPORARY = re.compile(r"\..+\.tmp-(\d+)(?:-\d+)?")  # behind it the writer's process, and its thread
+
+
+def sweep(folder: RunFolder) -> list[str]:
+    """Remove half-written files and requests nobody will answer; call it right after the lease was taken.
+
+    Returns:
+        The paths that were removed.
+
+    Raises:
+        OSError: a leftover cannot be removed.
+    """
+    removed = []
+    for path in (folder.path, folder.control_dir):
+        try:
+            names = sorted(os.listdir(path))
+        except FileNotFoundError:
+            continue
+        for name in names:
+            temporary = _TEMPORARY.fullmatch(name)
+            if temporary is not None:
+                # `ckptrun pin` or `save` may be writing at this moment.
+                leftover = process_stat(int(temporary[1])) is None
+            else:
+                leftover = path == folder.control_dir and FILE_NAME.fullmatch(name) is not None
+            if leftover:
+                try:
+                    os.unlink(os.path.join(path, name))
+                except FileNotFoundError:
+                    continue
+                removed.append(os.path.join(path, name))
+    return removed
