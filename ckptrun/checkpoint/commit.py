@@ -1,0 +1,317 @@
+"""How does a checkpoint come into a run's folder, and leave it, so that a kill at any moment does no harm?
+
+    checkpoints/                                       a reader sees after a kill here
+    1  .tmp-00000043-step-00001300.<pid>-<random>/     nothing new: names with .tmp- are nobody's checkpoint
+         state.ckpt          written, hashed, fsynced    ... nothing new
+         (fsync of the folder: its entries are durable)  ... nothing new
+    2  00000043-step-00001300/                         a folder without a manifest: not committed, turned down
+         state.ckpt                                    by every reader, and the save before it is the newest
+         (fsync of checkpoints/: the name is durable)
+         .manifest.json.tmp  written, fsynced          ... still without a manifest
+    3    manifest.json       renamed into place        the checkpoint, whole: every byte it names is durable
+         (fsync of the folder: the commit is durable)    (power loss here leaves state 2 or 3)
+
+    Deleting goes the other way, in one step that readers see:
+    1  00000007-step-00000200/                         the checkpoint, whole
+    2  .trash-00000007-step-00000200.<pid>-<random>/   nothing; its files are removed one by one
+
+Decision: the manifest is written last and apart from the rename, because that order also holds on an object
+store, which has no rename. Each name below .tmp- and .trash- is used by one process once, so that a writer
+which lost the lease and does not know it never writes between another one's files. Turned down: a pointer
+file ``latest``, which can name what is not whole; writing under the final name, which every reader would have
+to look into.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from errno import EDQUOT, ENOSPC
+from typing import BinaryIO, Final, cast
+
+from ckptrun.checkpoint import faults, naming
+from ckptrun.checkpoint.checksum import HashingWriter
+from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ckptrun.errors import CkptrunError, SaveError
+from ckptrun.records import FileRecord
+from ckptrun.storage.files import fsync_dir
+
+Writer = Callable[[BinaryIO], None]
+
+_ROOM: Final = (
+    "Free space on that disk, keep fewer checkpoints (save_top_k of ModelCheckpoint), "
+    "or put run.root on another."
+)
+
+
+def commit(
+    checkpoints_dir: str,
+    name: str,
+    files: Mapping[str, Writer],
+    manifest: Manifest,
+    *,
+    needed_bytes: int | None = None,
+) -> Manifest:
+    """Write a checkpoint and commit it; the module's docstring draws the steps.
+
+    Args:
+        checkpoints_dir: the folder of the run's checkpoints, which exists. It is never created here: a root
+            that is not mounted must not be mistaken for an empty one.
+        name: the folder name, as :func:`ckptrun.checkpoint.naming.folder_name` makes it, not used before.
+        files: for each file, its path inside the checkpoint and what writes it. The stream it is given can
+            only be written to, from front to back.
+        manifest: without ``files``, which are filled in here. ``saved_at`` is filled in where it is 0, and
+            the seconds this took are added to ``save_s``.
+        needed_bytes: about how much the files take, for the message of an error.
+
+    Returns:
+        The manifest as it was written.
+
+    Raises:
+        SaveError: it could not be written (disk full, quota, I/O error, a writer failed). What this call
+            wrote is gone again and the earlier checkpoints are as they were.
+    """
+    started = time.monotonic()
+    final = os.path.join(checkpoints_dir, name)
+    temporary = _own_name(checkpoints_dir, naming.TEMPORARY_PREFIX, name)
+    standing: str | None = None  # the folder that goes again if this fails
+    try:
+        faults.reach("commit:start", checkpoints_dir)
+        os.mkdir(temporary)
+        standing = temporary
+        faults.reach("commit:temp-made", temporary)
+        records = tuple(write_file(temporary, path, writer) for path, writer in files.items())
+        _fsync_folders(temporary, files)
+        faults.reach("commit:temp-synced", temporary)
+
+        _rename(temporary, final)
+        standing = final
+        faults.reach("commit:renamed", final)
+        fsync_dir(checkpoints_dir)
+        faults.reach("commit:rename-synced", final)
+
+        whole = replace(
+            manifest,
+            files=records,
+            saved_at=manifest.saved_at or time.time(),
+            save_s=round(manifest.save_s + time.monotonic() - started, 3),
+        )
+        _publish(final, whole)
+    except BaseException as error:
+        if standing is not None:
+            _discard(checkpoints_dir, standing, name)
+        if isinstance(error, CkptrunError) or not isinstance(error, Exception):
+            raise
+        raise _save_error(checkpoints_dir, name, error, needed_bytes) from error
+    return whole
+
+
+def write_file(folder: str, path: str, writer: Writer) -> FileRecord:
+    """Write one file of a checkpoint, hash it on the way, and make its bytes durable (not yet its name).
+
+    Args:
+        folder: the temporary folder of the checkpoint.
+        path: the file's path inside it; folders on the way are made.
+
+    Raises:
+        OSError: it could not be written.
+        Exception: what ``writer`` raises, unless it is the consequence of an OSError, which is raised
+            instead.
+    """
+    target = os.path.join(folder, path)
+    if os.path.dirname(path):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+    with open(target, "xb", buffering=0) as raw:
+        stream = HashingWriter(raw, target)
+        try:
+            with stream:
+                writer(cast(BinaryIO, stream))
+        except Exception as error:
+            if stream.error is not None and stream.error is not error:
+                raise stream.error from error
+            raise
+        if stream.error is not None:
+            raise stream.error
+        faults.reach("commit:file-written", target)
+        os.fsync(raw.fileno())
+    faults.reach("commit:file-synced", target)
+    return FileRecord(path=path, size_bytes=stream.size_bytes, checksum=stream.checksum())
+
+
+def preflight(folder: str, needed_bytes: int) -> str | None:
+    """A warning where ``folder``'s disk has less free space than ``needed_bytes``, else None."""
+    try:
+        free_bytes = _free_bytes(folder)
+    except OSError as error:
+        return f"The free space for checkpoints in {folder} cannot be told: {error.strerror}."
+    if free_bytes >= needed_bytes:
+        return None
+    return (
+        f"The next checkpoint needs about {_in_words(needed_bytes)}, and only {_in_words(free_bytes)} "
+        f"are free in {folder}. {_ROOM}"
+    )
+
+
+def delete(checkpoints_dir: str, name: str) -> bool:
+    """Delete a checkpoint: first out of every reader's sight in one step, then its files.
+
+    Where a file cannot be removed (a file that is open on NFS, say) the rest waits for :func:`sweep`.
+
+    Returns:
+        Whether it was there.
+
+    Raises:
+        ValueError: ``name`` is not a checkpoint's name, or is a link, which ckptrun never makes.
+        OSError: it could not be renamed; the checkpoint is as it was.
+    """
+    folder = os.path.join(checkpoints_dir, name)
+    if naming.parse(name) is None or os.path.islink(folder):
+        raise ValueError(f"{folder} is nothing that ckptrun wrote; only checkpoint folders are deleted")
+    faults.reach("delete:start", folder)
+    trash = _own_name(checkpoints_dir, naming.TRASH_PREFIX, name)
+    try:
+        os.rename(folder, trash)
+    except FileNotFoundError:
+        return False
+    faults.reach("delete:renamed", trash)
+    # Before a byte goes: after power loss the checkpoint must not be back under its name with half its files.
+    fsync_dir(checkpoints_dir)
+    try:
+        os.unlink(os.path.join(trash, MANIFEST_NAME))
+    except OSError:
+        pass
+    faults.reach("delete:half", trash)
+    _remove_tree(trash)
+    return True
+
+
+def sweep(checkpoints_dir: str) -> list[str]:
+    """Remove what killed saves and deletions left behind; only for the holder of the run's lease.
+
+    Touches only temporary and trash folders whose names ckptrun made. What cannot be removed is left for the
+    next time.
+
+    Returns:
+        The names that are gone. Empty where the folder does not exist.
+
+    Raises:
+        OSError: the folder could not be listed.
+    """
+    try:
+        entries = os.listdir(checkpoints_dir)
+    except FileNotFoundError:
+        return []
+    gone = []
+    for entry in sorted(entries):
+        folder = os.path.join(checkpoints_dir, entry)
+        if _is_leftover(entry) and not os.path.islink(folder) and os.path.isdir(folder):
+            _remove_tree(folder)
+            if not os.path.lexists(folder):
+                gone.append(entry)
+    return gone
+
+
+def _own_name(checkpoints_dir: str, prefix: str, name: str) -> str:
+    if naming.parse(name) is None:
+        raise ValueError(f"{name!r} is not a checkpoint's name, which looks like 00000042-step-00001200")
+    return os.path.join(checkpoints_dir, f"{prefix}{name}.{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _is_leftover(entry: str) -> bool:
+    for prefix in (naming.TEMPORARY_PREFIX, naming.TRASH_PREFIX):
+        if entry.startswith(prefix):
+            return naming.parse(entry.removeprefix(prefix)) is not None
+    return False
+
+
+def _fsync_folders(root: str, paths: Mapping[str, Writer]) -> None:
+    """Make the entries of ``root`` and of each folder on the way to ``paths`` durable, innermost first."""
+    inner = set()
+    for path in paths:
+        while path := os.path.dirname(path):
+            inner.add(path)
+    for folder in sorted(inner, key=len, reverse=True):
+        fsync_dir(os.path.join(root, folder))
+    fsync_dir(root)
+
+
+def _rename(temporary: str, final: str) -> None:
+    # rename(2) would silently replace an empty folder, and nothing of ours is empty.
+    if os.path.lexists(final):
+        raise SaveError(
+            f"{final} exists already and is never overwritten",
+            hint="Another process has saved under this number. If it writes to this run, stop it; "
+            "then the next save takes the next number.",
+        )
+    os.rename(temporary, final)
+
+
+def _publish(folder: str, manifest: Manifest) -> None:
+    """Write the manifest; from its rename on, the checkpoint is committed."""
+    temporary = os.path.join(folder, f".{MANIFEST_NAME}.tmp")
+    with open(temporary, "xb") as file:
+        file.write(manifest.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    faults.reach("commit:manifest-written", folder)
+    os.rename(temporary, os.path.join(folder, MANIFEST_NAME))
+    faults.reach("commit:manifest-renamed", folder)
+    fsync_dir(folder)
+    faults.reach("commit:done", folder)
+
+
+def _discard(checkpoints_dir: str, standing: str, name: str) -> None:
+    """Remove what a failed save wrote. An error here must not hide the one that led here."""
+    try:
+        trash = _own_name(checkpoints_dir, naming.TRASH_PREFIX, name)
+        os.rename(standing, trash)
+    except OSError:
+        trash = standing
+    _remove_tree(trash)
+
+
+def _remove_tree(folder: str) -> None:
+    """Remove ``folder`` and what is in it, as far as that is possible. Links are removed and not followed."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _save_error(folder: str, name: str, error: Exception, needed_bytes: int | None) -> SaveError:
+    """What the user is told: what failed, how much was needed and is free, and what to do."""
+    if not isinstance(error, OSError):
+        return SaveError(
+            f"Checkpoint {name} could not be written to {folder}: {type(error).__name__}: {error}",
+            hint="The earlier checkpoints are untouched.",
+        )
+    what = f"Checkpoint {name} could not be written to {folder}: {error.strerror or error}"
+    if error.errno not in (ENOSPC, EDQUOT):
+        return SaveError(
+            f"{what} ({error.filename})" if error.filename else what,
+            hint="The earlier checkpoints are untouched. Look at the state of that disk or mount.",
+        )
+    try:
+        free = f"{_in_words(_free_bytes(folder))} are free on that disk"
+    except OSError:
+        free = "what is free on that disk cannot be told"
+    if error.errno == EDQUOT:
+        free += ", and a quota of the user or the project is used up"
+    needed = "" if needed_bytes is None else f"About {_in_words(needed_bytes)} were needed; "
+    return SaveError(f"{what}. {needed}{free}.", hint=f"The earlier checkpoints are untouched. {_ROOM}")
+
+
+def _free_bytes(folder: str) -> int:
+    """What a user without special rights can still write, in bytes."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _in_words(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,159 @@
+"""How is a state written to, and read from, ``state.ckpt`` and its siblings?
+
+Decision: ``torch.save`` into the stream that commit hashes, without the zip format's own CRC32. The result is
+an ordinary torch file, for ``torch.load`` with ``weights_only=True`` and with ``mmap=True``; its CRC fields
+do not hold the CRC (``ZIP_CRC`` says so in the manifest), so ``unzip -t`` and Python's ``zipfile`` call it
+damaged, and the manifest's checksum is what counts. Turned down: the CRC, which makes a save up to twice as
+long; a zip writer of our own, which would have to follow torch's format.
+
+Reading compares the checksum of all bytes before any of them is interpreted, then loads through the same open
+file, so that what was checked is what is loaded even where the folder is deleted meanwhile. Turned down:
+memory-mapping, where the first update pays for each page and a damaged page is only met there.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import threading
+import time
+from typing import Any, BinaryIO, Final
+
+import torch
+
+from ckptrun.checkpoint import faults
+from ckptrun.checkpoint.checksum import checksum_of
+from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
+
+ZIP_CRC: Final = False  # goes into the manifest as ``zip_crc``
+
+# What a network file system or a failing cable gives and, asked again, may not give. Absence and missing
+# rights are not among them.
+_TRANSIENT: Final = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ECONNRESET, errno.EREMOTEIO}
+)
+RETRY_WAITS_S: tuple[float, ...] = (0.1, 0.5, 2.0)
+
+_crc_option = threading.Lock()  # older torch keeps the option for the process, newer for the thread
+
+
+def write_state(f: BinaryIO, state: Any) -> None:
+    """Write ``state``, which has to be in the safe set (see :mod:`ckptrun.checkpoint.safe_state`), as a torch
+    file.
+
+    Args:
+        f: needs ``write`` and ``flush`` only.
+
+    Raises:
+        OSError: the stream failed; where torch turns it into a RuntimeError, a stream of commit keeps the
+            OSError.
+    """
+    with _crc_option:
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(ZIP_CRC)
+        try:
+            torch.save(state, f)
+        finally:
+            torch.serialization.set_crc32_options(before)
+
+
+def read_state(path: str, *, checksum: str | None = None, size_bytes: int | None = None) -> Any:
+    """Read a torch file into CPU memory with ``weights_only=True``, its bytes verified first.
+
+    Args:
+        path: the file.
+        checksum: what the manifest says, ``xxh3_64:<hex>``; None: not compared.
+        size_bytes: what the manifest says; None: not compared.
+
+    Raises:
+        DamagedCheckpointError: the file is missing, has the wrong size, twice the wrong checksum, or is no
+            torch file.
+        NoCheckpointError: it may be whole and could not be read (an I/O error that stays after some retries,
+            or missing rights).
+        IncompatibleError: it holds objects that ``weights_only=True`` refuses, or has a checksum of a kind
+            that this version does not know.
+    """
+    waits_s = iter(RETRY_WAITS_S)
+    # A wrong checksum is read a second time: a cache or the network may have erred.
+    mistrusted = False
+    while True:
+        try:
+            with _File(path) as raw:
+                wrong = _difference(raw, path, checksum, size_bytes)
+                if wrong is None:
+                    return _load(raw, path)
+                if mistrusted:
+                    raise DamagedCheckpointError(wrong, hint=_INSTEAD)
+                mistrusted = True
+        except FileNotFoundError:
+            raise DamagedCheckpointError(f"{path} is missing", hint=_INSTEAD) from None
+        except OSError as error:
+            wait_s = next(waits_s, None) if error.errno in _TRANSIENT else None
+            if wait_s is None:
+                raise NoCheckpointError(
+                    f"{path} could not be read: {error.strerror or error}",
+                    hint="It may be whole. Look at that disk or mount and the file's rights, then try again.",
+                ) from error
+            time.sleep(wait_s)
+
+
+_INSTEAD: Final = "Resume from another checkpoint of the run; `ckptrun resolve --ckpt last` lists them."
+
+
+class _File(io.FileIO):
+    """A file for reading that remembers the disk's error; torch's reader turns it into one of its own."""
+
+    error: OSError | None = None
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        try:
+            faults.reach("state:read")
+            return super().readinto(buffer)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _difference(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -> str | None:
+    """What is wrong with the file's bytes, or None. Leaves ``raw`` at its start."""
+    found_bytes = os.fstat(raw.fileno()).st_size
+    if size_bytes is not None and found_bytes != size_bytes:
+        kind = "is truncated" if found_bytes < size_bytes else "is too long"
+        return f"{path} {kind}: found {found_bytes} bytes, expected {size_bytes}"
+    if checksum is not None:
+        found, _ = checksum_of(raw, checksum.partition(":")[0])
+        raw.seek(0)
+        if found != checksum:
+            return f"{path} is damaged: found the checksum {found}, expected {checksum}"
+    return None
+
+
+def _load(raw: _File, path: str) -> Any:
+    try:
+        return torch.load(raw, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if raw.error is not None:
+            raise raw.error from error
+        refused = _unsafe_names(raw)
+        if refused:
+            raise IncompatibleError(
+                f"{path} holds objects that torch.load(weights_only=True) refuses: {', '.join(refused)}",
+                hint="They would run code of their own when loaded. Save them as plain values or tensors.",
+            ) from error
+        reason = str(error).strip().split("\n", 1)[0]
+        raise DamagedCheckpointError(
+            f"{path} cannot be read as a torch file: {type(error).__name__}: {reason}", hint=_INSTEAD
+        ) from error
+
+
+def _unsafe_names(raw: _File) -> list[str]:
+    raw.seek(0)
+    try:
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(raw))
+    except OSError:
+        raise
+    except Exception:  # no zip, or a pickle that cannot be followed: then it is damage
+        return []
