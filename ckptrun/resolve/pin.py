@@ -1,0 +1,128 @@
+"""How does a user manage which checkpoint comes next, and which ones stay?
+
+Decision: a pin stores the checkpoint's path, found when it was set, beside the words that found it, so that
+`pin best` means the best of that moment and a later, better one does not move it. Turned down: resolving the
+words anew at each start, which is what leaving out the pin does already.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ckptrun.checkpoint.catalogue import Catalogue
+from ckptrun.errors import CkptrunError, IncompatibleError, NoCheckpointError, UsageError
+from ckptrun.records import CheckpointRecord, ResolutionError
+from ckptrun.resolve.gather import Gathered, gather, load_registry
+from ckptrun.resolve.rules import find
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.registry import Registry, edit
+
+T = TypeVar("T")
+
+# ---- decisions
+
+
+def pin_entry(reference: str, record: CheckpointRecord, now: float) -> dict[str, Any]:
+    """The registry's ``pin``; ``now`` is in seconds since 1970."""
+    return {"reference": reference, "path": record.path, "pinned_at": now}
+
+
+def as_error(error: ResolutionError) -> CkptrunError:
+    """The exception that carries the error of a resolution, with its exit code."""
+    kind = {2: UsageError, 3: NoCheckpointError, 5: IncompatibleError}[error.exit_code]
+    return kind(error.message, hint=error.hint)
+
+
+# ---- acts
+
+
+def pin(folder: RunFolder, reference: str) -> CheckpointRecord:
+    """Make the next ``fit``, ``validate`` … without ``--ckpt`` start from what ``reference`` is now.
+
+    Raises:
+        UsageError: the reference names no checkpoint (``none``), or is not understood.
+        NoCheckpointError: there is no such checkpoint, or it is damaged.
+        OSError: the registry cannot be written.
+    """
+    record = _checkpoint_of(gather(folder), reference)
+    entry = pin_entry(reference, record, time.time())
+
+    def change(registry: Registry) -> None:
+        registry.pin = entry
+
+    _edit(folder, change)
+    return record
+
+
+def unpin(folder: RunFolder) -> dict[str, Any] | None:
+    """Remove the pin; returns what it was, None where none stood.
+
+    Raises:
+        OSError: the registry cannot be written.
+    """
+
+    def change(registry: Registry) -> dict[str, Any] | None:
+        removed, registry.pin = registry.pin, None
+        return removed
+
+    return _edit(folder, change)
+
+
+def keep(folder: RunFolder, reference: str) -> CheckpointRecord:
+    """Protect the checkpoint that ``reference`` is now from deletion; raises as :func:`pin`."""
+    record = _own(folder, _checkpoint_of(gather(folder), reference))
+
+    def change(registry: Registry) -> None:
+        if record.name not in registry.keeps:
+            registry.keeps.append(record.name)
+
+    _edit(folder, change)
+    return record
+
+
+def unkeep(folder: RunFolder, reference: str) -> bool:
+    """End that protection; False where it was not protected. Raises as :func:`pin`."""
+    record = _own(folder, _checkpoint_of(gather(folder), reference))
+
+    def change(registry: Registry) -> bool:
+        was_kept = record.name in registry.keeps
+        registry.keeps = [name for name in registry.keeps if name != record.name]
+        return was_kept
+
+    return _edit(folder, change)
+
+
+def _checkpoint_of(gathered: Gathered, reference: str) -> CheckpointRecord:
+    found = find(reference, gathered.facts, gathered.registry, gathered.view)
+    if not isinstance(found.answer, CheckpointRecord):
+        # What cannot be trained on can still be evaluated; and only there is nothing at all an error.
+        facts = replace(gathered.facts, fn="validate")
+        found = find(reference, facts, gathered.registry, gathered.view)
+    if found.error is not None:
+        raise as_error(found.error)
+    if not isinstance(found.answer, CheckpointRecord):
+        raise UsageError(
+            f"{reference} is no checkpoint of ckptrun.",
+            hint="Name one that is there, as in last, best or step:N.",
+        )
+    return found.answer
+
+
+def _own(folder: RunFolder, record: CheckpointRecord) -> CheckpointRecord:
+    if os.path.dirname(record.path) != folder.checkpoints_dir:
+        raise UsageError(
+            f"{record.path} is not a checkpoint of run {folder.name!r}, which never deletes it anyway.",
+            hint="Give the --run that it belongs to.",
+        )
+    return record
+
+
+def _edit(folder: RunFolder, change: Callable[[Registry], T]) -> T:
+    def otherwise() -> Registry:
+        return load_registry(folder, Catalogue(folder.checkpoints_dir))[0]
+
+    return edit(folder.registry, change, otherwise=otherwise)
