@@ -1,0 +1,81 @@
+"""Which options of this config are understood but not available yet?
+
+Decision: one list, asked once before anything starts, so that an option is never passed over in silence.
+Turned down: leaving unfinished options out of the config's types, where each would be an unknown key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptrun.config.run_config import RunConfig
+from ckptrun.config.sections import section_tree
+from ckptrun.errors import ConfigError
+
+# Options that change nothing yet; given with their default they ask for nothing.
+_NOT_YET = {
+    "launch": ("nnodes", "rdzv_endpoint", "time_limit"),
+    "slurm": ("requeue", "max_requeues", "hpc_save", "signals"),
+}
+_AVAILABLE = {
+    "strategy.name": ("single", "ddp"),
+    "launch.launcher": ("auto", "inline", "torchrun"),
+    "trainer.precision": ("32", "bf16-mixed"),
+}
+
+
+_STRATEGY_OPTIONS = {
+    "ddp": (
+        "find_unused_parameters",
+        "bucket_cap_mb",
+        "static_graph",
+        "gradient_as_bucket_view",
+        "broadcast_buffers",
+        "process_group_backend",
+        "timeout_s",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """One option that asks for something that is not there yet."""
+
+    key: str
+    message: str
+    place: str
+
+
+def unsupported(config: RunConfig) -> list[Unsupported]:
+    """Return every option that asks for something not available yet, in the config's order."""
+    return [Unsupported(key, message, config.source(key).place) for key, message in _found(config)]
+
+
+def check_supported(config: RunConfig) -> None:
+    """Refuse a config that asks for something not available yet.
+
+    Raises:
+        ConfigError: naming the first such option, its place and what is available.
+    """
+    for each in unsupported(config):
+        raise ConfigError(each.message, place=each.place)
+
+
+def _found(config: RunConfig) -> Iterator[tuple[str, str]]:
+    for key, available in _AVAILABLE.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value not in available:
+            yield key, f"{key} {value} is not available yet; now: {', '.join(map(str, available))}"
+    takes = _STRATEGY_OPTIONS[config.strategy.name] if config.strategy.name in _STRATEGY_OPTIONS else ()
+    for name in config.strategy.options:
+        if name not in takes:
+            known = ", ".join(takes) or "none"
+            yield f"strategy.{name}", f"the strategy {config.strategy.name} has no option {name!r}; it has: {known}"
+    for section, names in _NOT_YET.items():
+        options = getattr(config, section)
+        given, default = section_tree(options), section_tree(type(options)())
+        for name in names:
+            if given[name] != default[name]:
+                yield f"{section}.{name}", f"{section}.{name} is not available yet"

@@ -1,0 +1,113 @@
+"""The options of the flat sections: values, defaults, documentation, and what is not available yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckptrun.config.load import load_config
+from ckptrun.config.sections import all_options, section_tree
+from ckptrun.config.support import check_supported, unsupported
+from ckptrun.errors import ConfigError
+
+
+def test_every_option_says_what_it_does_and_takes() -> None:
+    options = list(all_options())
+    assert len({option.key for option in options}) == len(options)
+    for option in options:
+        assert option.doc, option.key
+        assert "\n" not in option.doc
+        assert option.takes, option.key
+
+
+def test_defaults_read_as_themselves() -> None:
+    config = load_config(files=[])
+    for option in all_options():
+        section, name = option.key.split(".")
+        assert getattr(getattr(config, section), name) == option.default, option.key
+        stored = section_tree(getattr(config, section))[name]
+        assert stored == (list(option.default) if isinstance(option.default, tuple) else option.default)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("trainer.precision=32", "32"),
+        ("trainer.precision=32-true", "32"),
+        ("trainer.precision=bf16", "bf16-mixed"),
+        ("trainer.precision=bf16-mixed", "bf16-mixed"),
+        ("trainer.limit_train_batches=1e3", 1000),
+        ("trainer.limit_train_batches=1.0", 1.0),
+        ("trainer.limit_train_batches=1", 1),
+        ("trainer.limit_train_batches=0.25", 0.25),
+        ("trainer.limit_val_batches=0", 0),
+        ("trainer.val_check_interval=0.5", 0.5),
+        ("trainer.val_check_interval=500", 500),
+        ("trainer.check_val_every_n_epoch=null", None),
+        ("trainer.max_time=00:12:00:00", 43200.0),
+        ("trainer.max_time={minutes: 3}", 180.0),
+        ("trainer.max_epochs=-1", -1),
+        ("trainer.max_steps=2e3", 2000),
+        ("trainer.fast_dev_run=true", True),
+        ("trainer.fast_dev_run=3", 3),
+        ("trainer.deterministic=warn", "warn"),
+        # LightningCLI writes null for what it leaves alone
+        ("trainer.limit_train_batches=null", 1.0),
+        ("trainer.deterministic=null", False),
+        ("trainer.num_sanity_val_steps=null", 2),
+        ("launch.nproc=auto", "auto"),
+        ("launch.nproc='2'", 2),
+        ("launch.time_limit=4:00:00", 14400.0),
+        ("launch.grace_s=90", 90.0),
+        ("slurm.requeue=none", "none"),
+        ("slurm.requeue=null", None),
+        ("slurm.signals=[SIGUSR1, SIGTERM]", ("SIGUSR1", "SIGTERM")),
+        ("run.root=s3://bucket/runs", "s3://bucket/runs"),
+        ("run.save_on_stop=no", False),
+    ],
+)
+def test_values(override: str, value: Any) -> None:
+    config = load_config(files=[], overrides=[override])
+    section, name = override.partition("=")[0].split(".")
+    found = getattr(getattr(config, section), name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_what_works_now_is_not_refused() -> None:
+    config = load_config(
+        files=[],
+        overrides=[
+            "trainer.precision=bf16-mixed",
+            "launch.grace_s=9",
+            "launch.launcher=torchrun",
+            "launch.nproc=2",
+            "launch.max_restarts=1",
+            "launch.hang_timeout_s=60",
+            "strategy.name=ddp",
+            "strategy.find_unused_parameters=true",
+        ],
+    )
+    assert unsupported(config) == []
+    check_supported(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy.name=deepspeed", "strategy.name deepspeed is not available yet; now: single, ddp"),
+        ("strategy.stage=2", "the strategy single has no option 'stage'; it has: none"),
+        ("launch.launcher=srun", "launch.launcher srun is not available yet; now: auto, inline, torchrun"),
+        ("launch.nnodes=2", "launch.nnodes is not available yet"),
+        ("launch.time_limit=60", "launch.time_limit is not available yet"),
+        ("slurm.requeue=scontrol", "slurm.requeue is not available yet"),
+        ("trainer.precision=16", "trainer.precision 16-mixed is not available yet; now: 32, bf16-mixed"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_with_its_place(override: str, message: str) -> None:
+    config = load_config(files=[], overrides=[override])
+    assert [each.key for each in unsupported(config)] == [override.partition("=")[0]]
+    with pytest.raises(ConfigError) as caught:
+        check_supported(config)
+    assert f"override '{override}': {message}" in caught.value.message
