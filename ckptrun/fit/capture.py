@@ -1,0 +1,363 @@
+"""What is in a checkpoint, and how is it put back?
+
+The keys are Lightning's, so that its users find their way; ``ckptrun`` holds what Lightning has no key for.
+
+    state.ckpt      state_dict, optimizer_states, lr_schedulers, loops, callbacks, epoch, global_step,
+                    hyper_parameters, <DataModule's name>, ckptrun {logs, loggers, seed, threads}
+    rank-0000.ckpt  the rank's random state and what its loader needs to go on
+
+Restoring goes in the order that Lightning documents: on_load_checkpoint, weights, datamodule, callbacks, then loops,
+optimizers, LR schedulers; the data position and the random state come last, from the loop, which knows when.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ckptrun._version import __version__
+from ckptrun.checkpoint.manifest import read_manifest
+from ckptrun.checkpoint.safe_state import decode, encode
+from ckptrun.checkpoint.state_file import read_state
+from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
+from ckptrun.fit.optimizers import scheduler_state
+from ckptrun.fit.random_state import RandomState, capture_random_state
+from ckptrun.records import CheckpointRecord
+
+if TYPE_CHECKING:
+    from ckptrun.fit.trainer import Trainer
+
+STATE_FILE = "state.ckpt"
+
+
+def rank_file(rank: int) -> str:
+    """Name of a rank's own file."""
+    return f"rank-{rank:04d}.ckpt"
+
+
+class Boundary:
+    """What cannot be read off later: taken at a boundary, used where a save happens after something moved on."""
+
+    def __init__(self, trainer: Trainer, *, with_callbacks: bool) -> None:
+        loop = trainer.fit_loop
+        assert loop is not None
+        self.random: RandomState = capture_random_state()
+        self.loop = loop.state_dict()
+        self.buffers = _buffers(trainer)
+        self.data = loop.data_state()
+        self.callbacks = _kept(callback_states(trainer)) if with_callbacks else None
+        self.logs = trainer.logs.state_dict() if with_callbacks else None
+        self._sample = _sample(trainer) if with_callbacks else None
+
+    def has_weights_of(self, trainer: Trainer) -> bool:
+        """Whether the model's weights still are the boundary's, and not others swapped in for a validation."""
+        if self._sample is None:
+            return True
+        return all(map(torch.equal, self._sample, _sample(trainer)))
+
+
+def _buffers(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in trainer.lightning_module.named_buffers()}
+
+
+def _sample(trainer: Trainer) -> list[Tensor]:
+    """The first numbers of each parameter: enough to tell, too few to cost anything."""
+    return [parameter.detach().flatten()[:8].clone() for parameter in trainer.lightning_module.parameters()]
+
+
+_KEPT_NUMEL = 1_000_000
+
+
+def _kept(state: Any) -> Any:
+    """A copy that stays as it is while callbacks go on; of large tensors only a reference."""
+    if isinstance(state, Tensor):
+        return state.detach().clone() if state.numel() <= _KEPT_NUMEL else state
+    if type(state) is dict:
+        return {key: _kept(value) for key, value in state.items()}
+    if type(state) is list or type(state) is tuple:
+        return type(state)(map(_kept, state))
+    return copy.copy(state)
+
+
+def epoch_of(position: dict[str, Any]) -> int:
+    """The epoch that a boundary belongs to: that of its last batch."""
+    epoch = int(position["epoch"])
+    return epoch - 1 if position["point"] == "start" and epoch > 0 else epoch
+
+
+def callback_states(trainer: Trainer) -> dict[str, Any]:
+    """State of each callback that has one, by its ``state_key``."""
+    states = {}
+    for callback in trainer.callbacks:
+        state = callback.state_dict()
+        if state:
+            states[callback.state_key] = state
+    return states
+
+
+def capture(trainer: Trainer, *, weights_only: bool, boundary: Boundary | None = None) -> dict[str, Any]:
+    """The content of ``state.ckpt``, encoded so that ``weights_only=True`` reads it; tensors are not copied.
+
+    Raises:
+        MisconfigurationException: something a user put in cannot be stored; the message names its key.
+    """
+    module, loop = trainer.lightning_module, trainer.fit_loop
+    assert loop is not None
+    position = loop.state_dict() if boundary is None else boundary.loop
+    weights = trainer.strategy.model_state_dict(module)
+    if boundary is not None:
+        weights = {name: boundary.buffers.get(name, value) for name, value in weights.items()}
+    state: dict[str, Any] = {
+        "epoch": epoch_of(position),
+        "global_step": position["global_step"],
+        "ckptrun_version": __version__,
+        "state_dict": weights,
+        "loops": {"fit_loop": position},
+        "hyper_parameters": dict(module.hparams),
+    }
+    if trainer.datamodule is not None and trainer.datamodule.hparams:
+        state["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+    if not weights_only:
+        state["callbacks"] = (
+            boundary.callbacks
+            if boundary is not None and boundary.callbacks is not None
+            else callback_states(trainer)
+        )
+        state["optimizer_states"] = [trainer.strategy.optimizer_state_dict(o) for o in trainer.optimizers]
+        state["lr_schedulers"] = [scheduler_state(config) for config in trainer.lr_scheduler_configs]
+        if trainer.datamodule is not None:
+            state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
+        state["ckptrun"] = {
+            "logs": boundary.logs
+            if boundary is not None and boundary.logs is not None
+            else trainer.logs.state_dict(),
+            "loggers": [[type(logger).__qualname__, logger.state_dict()] for logger in trainer.loggers],
+            "seed": trainer.seed,
+            "threads": torch.get_num_threads(),
+        }
+    for callback in trainer.callbacks:
+        callback.on_save_checkpoint(trainer, module, state)
+    module.on_save_checkpoint(state)
+    encoded: dict[str, Any] = {key: encode(value, key) for key, value in state.items()}
+    return encoded
+
+
+def capture_rank(trainer: Trainer, boundary: Boundary | None = None) -> dict[str, Any]:
+    """The content of this rank's own file."""
+    loop = trainer.fit_loop
+    assert loop is not None
+    state = {
+        "rank": trainer.strategy.rank,
+        "world_size": trainer.strategy.world_size,
+        "random": capture_random_state() if boundary is None else boundary.random,
+        "data": loop.data_state() if boundary is None else boundary.data,
+    }
+    if trainer.world_size > 1:
+        if trainer.strategy.own_buffers:
+            state["buffers"] = _buffers(trainer) if boundary is None else boundary.buffers
+        # Each rank has sums of its own over the running epoch.
+        kept = boundary.logs if boundary is not None else None
+        state["logs"] = trainer.logs.state_dict() if kept is None else kept
+    return state
+
+
+def size_of(state: Any) -> int:
+    """Bytes of all tensors in a nested state."""
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, dict):
+        return sum(size_of(value) for value in state.values())
+    if isinstance(state, (list, tuple)):
+        return sum(size_of(value) for value in state)
+    return 0
+
+
+def has_nan(trainer: Trainer) -> bool:
+    """Whether a weight is not finite, so that training cannot go on from this state."""
+    return any(
+        value.is_floating_point() and not bool(torch.isfinite(value).all())
+        for value in trainer.lightning_module.state_dict().values()
+        if isinstance(value, Tensor)
+    )
+
+
+def read_checkpoint(record: CheckpointRecord, name: str) -> dict[str, Any]:
+    """One file of a checkpoint, its size and checksum verified on the way.
+
+    Raises:
+        DamagedCheckpointError: it is not what the manifest says.
+    """
+    manifest = read_manifest(record.path)
+    for file in manifest.files:
+        if file.path == name:
+            state = read_state(
+                os.path.join(record.path, name), checksum=file.checksum, size_bytes=file.size_bytes
+            )
+            decoded: dict[str, Any] = decode(state)
+            return decoded
+    raise DamagedCheckpointError(f"{record.path}: the manifest lists no {name}.")
+
+
+def restore_weights(trainer: Trainer, state: dict[str, Any]) -> None:
+    """What evaluation needs: hooks, weights, datamodule."""
+    module = trainer.lightning_module
+    for callback in trainer.callbacks:
+        callback.on_load_checkpoint(trainer, module, state)
+    module.on_load_checkpoint(state)
+    if not isinstance(state.get("state_dict"), dict):
+        raise IncompatibleError("The checkpoint has no weights (key 'state_dict').")
+    trainer.strategy.load_model_state_dict(module, state["state_dict"])
+    datamodule = trainer.datamodule
+    if datamodule is not None and type(datamodule).__qualname__ in state:
+        datamodule.load_state_dict(state[type(datamodule).__qualname__])
+
+
+def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[str, Any]) -> None:
+    """What training needs beyond :func:`restore_weights`."""
+    loop = trainer.fit_loop
+    assert loop is not None
+    missing = [
+        key
+        for key in ("callbacks", "loops", "optimizer_states", "lr_schedulers", "ckptrun")
+        if key not in state
+    ]
+    if missing:
+        raise IncompatibleError(
+            f"Training cannot go on from this checkpoint: it has no {', '.join(missing)}; it holds weights only.",
+            hint="Start a new run from its weights: --run NAME --init-from PATH.",
+        )
+    _restore_callbacks(trainer, state["callbacks"])
+    loop.load_state_dict(state["loops"]["fit_loop"])
+    _restore_optimizers(trainer, state["optimizer_states"])
+    _restore_schedulers(trainer, state["lr_schedulers"])
+    own = state["ckptrun"]
+    trainer.logs.load_state_dict(rank_state.get("logs", own["logs"]))
+    _restore_loggers(trainer, own["loggers"])
+    data = rank_state["data"]
+    if data["kind"] != loop.source.kind:
+        trainer.context.say(
+            f"The kind of the training data was {data['kind']!r} when the checkpoint was written and is "
+            f"{loop.source.kind!r} now; its order may differ."
+        )
+    loop.resume_data = data
+    loop.batch = loop.source.rebase(data, loop.batch)
+    sizes = loop.source.global_batches(data)
+    if sizes is not None:
+        trainer.context.say(
+            f"A step took {sizes[0]} samples of all ranks together when the checkpoint was written, and takes "
+            f"{sizes[1]} now: training goes on from the same place in the order of the samples."
+        )
+    loop.resume_random = rank_state["random"]
+    if trainer.strategy.own_buffers:
+        saved_buffers = rank_state.get("buffers", {})
+        for name, buffer in trainer.lightning_module.named_buffers():
+            if name in saved_buffers:
+                buffer.copy_(saved_buffers[name])
+    if own["threads"] != torch.get_num_threads():
+        trainer.context.say(
+            f"The checkpoint was written with {own['threads']} threads per rank and there are "
+            f"{torch.get_num_threads()} now: sums may be made in another order, so the last bits can differ. "
+            f"trainer.num_threads={own['threads']} keeps them."
+        )
+
+
+def _restore_callbacks(trainer: Trainer, states: dict[str, Any]) -> None:
+    known = {callback.state_key: callback for callback in trainer.callbacks}
+    left = []
+    for key, state in states.items():
+        if key in known:
+            known[key].load_state_dict(state)
+        else:
+            left.append(key)
+    if left:
+        trainer.context.say(
+            f"The checkpoint has state of callbacks that are not set now, which is passed over: {', '.join(left)}."
+        )
+
+
+def _restore_loggers(trainer: Trainer, saved: list[list[Any]]) -> None:
+    """Each logger's state by its class, in order, so that one that was added or left out moves no other's."""
+    left = list(saved)
+    for logger in trainer.loggers:
+        match = next((entry for entry in left if entry[0] == type(logger).__qualname__), None)
+        if match is not None:
+            left.remove(match)
+            logger.load_state_dict(match[1])
+
+
+def _names_of(trainer: Trainer, parameters: list[Any]) -> str:
+    names = {id(parameter): name for name, parameter in trainer.lightning_module.named_parameters()}
+    shown = [names.get(id(parameter), "?") for parameter in parameters[:5]]
+    return ", ".join(shown) + (f" and {len(parameters) - 5} more" if len(parameters) > 5 else "")
+
+
+def _restore_optimizers(trainer: Trainer, states: list[dict[str, Any]]) -> None:
+    if len(states) != len(trainer.optimizers):
+        raise IncompatibleError(
+            f"The checkpoint has the state of {len(states)} optimizers; configure_optimizers returned "
+            f"{len(trainer.optimizers)}.",
+            hint="Use the optimizers it was trained with, or start another run from its weights (--init-from).",
+        )
+    for optimizer, state in zip(trainer.optimizers, states, strict=True):
+        saved, own = state["param_groups"], optimizer.param_groups
+        if len(saved) != len(own):
+            raise IncompatibleError(
+                f"The checkpoint's {type(optimizer).__name__} has {len(saved)} parameter groups, this one has "
+                f"{len(own)}."
+            )
+        for index, (old, new) in enumerate(zip(saved, own, strict=True)):
+            if len(old["params"]) != len(new["params"]):
+                raise IncompatibleError(
+                    f"Parameter group {index} of {type(optimizer).__name__} had {len(old['params'])} parameters and "
+                    f"has {len(new['params'])} now: {_names_of(trainer, new['params'])}.",
+                    hint="Freeze and group the parameters as before, or start another run from its weights "
+                    "(--init-from).",
+                )
+        trainer.strategy.load_optimizer_state_dict(optimizer, state)
+
+
+def _restore_schedulers(trainer: Trainer, states: list[dict[str, Any]]) -> None:
+    if len(states) != len(trainer.lr_scheduler_configs):
+        raise IncompatibleError(
+            f"The checkpoint has the state of {len(states)} LR schedulers; configure_optimizers returned "
+            f"{len(trainer.lr_scheduler_configs)}."
+        )
+    for config, state in zip(trainer.lr_scheduler_configs, states, strict=True):
+        with warnings.catch_warnings():
+            # torch warns that the optimizer should step first; here its state has just been restored.
+            warnings.simplefilter("ignore")
+            config.scheduler.load_state_dict(state)
+
+
+def read_init_weights(path: str) -> dict[str, Tensor]:
+    """Weights to begin a fresh start from: a checkpoint's folder, or a file of ``torch.save``.
+
+    Raises:
+        NoCheckpointError: there is nothing at ``path``.
+        DamagedCheckpointError: it cannot be read, or holds no weights.
+    """
+    if os.path.isdir(path):
+        try:
+            manifest = read_manifest(path)
+        except FileNotFoundError:
+            raise NoCheckpointError(
+                f"--init-from {path}: a folder without manifest.json, which is no checkpoint.",
+                hint="Name a checkpoint's folder, such as runs/NAME/checkpoints/00000042-step-00001200, or a file.",
+            ) from None
+        record = manifest.to_record(os.path.abspath(path))
+        loaded: Any = read_checkpoint(record, STATE_FILE)
+    elif os.path.exists(path):
+        loaded = read_state(path)
+    else:
+        raise NoCheckpointError(f"--init-from {path}: there is no such file or folder.")
+    weights = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None
+    if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
+        raise DamagedCheckpointError(
+            f"--init-from {path}: found no weights; expected a dict of tensors, or one under the key 'state_dict'."
+        )
+    return {name: value for name, value in weights.items() if isinstance(value, Tensor)}

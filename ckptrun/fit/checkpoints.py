@@ -1,0 +1,533 @@
+"""When the loop or a callback wants a checkpoint: what is written, what is only noted, and what may go?
+
+Decision: all saves of a rank pass through one service, which knows the state that was saved last, so that a second
+reason for the same state is noted in the registry and not written again; and which is the only one that deletes,
+after what replaces a checkpoint is committed and the registry says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckptrun.checkpoint import naming
+from ckptrun.checkpoint.catalogue import Catalogue
+from ckptrun.checkpoint.commit import commit, delete, preflight
+from ckptrun.checkpoint.manifest import Manifest, extend_line
+from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
+from ckptrun.checkpoint.retention import decide, names_to_delete
+from ckptrun.checkpoint.safe_state import encode
+from ckptrun.checkpoint.state_file import ZIP_CRC, write_state
+from ckptrun.errors import SaveError, UsageError
+from ckptrun.fit.capture import (
+    STATE_FILE,
+    Boundary,
+    capture,
+    capture_rank,
+    epoch_of,
+    has_nan,
+    rank_file,
+    size_of,
+)
+from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason, StopReason
+from ckptrun.run.evals import in_use
+from ckptrun.run.registry import HELD_REASONS, DamagedRegistryError, Registry
+
+if TYPE_CHECKING:
+    from ckptrun.fit.trainer import Trainer
+    from ckptrun.run.folder import RunFolder
+    from ckptrun.stop import StopRequest
+
+_RETRY_AFTER_S = (0.5, 2.0)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A name for a save that is about to be made; ``exists`` where this very state is saved already."""
+
+    name: str
+    path: str
+    exists: bool
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Which state a checkpoint holds."""
+
+    record: CheckpointRecord
+    key: tuple[int, int, int, str]
+
+
+class CheckpointService:
+    """Saves of one fit, in one run's folder."""
+
+    def __init__(self, trainer: Trainer, run: RunFolder) -> None:
+        self.trainer = trainer
+        self.run = run
+        self.catalogue = Catalogue(run.checkpoints_dir)
+        self.registry = self._load_registry()
+        self.head: CheckpointRecord | None = None  # the newest committed checkpoint of this line
+        self.resumed: CheckpointRecord | None = None
+        self.save_error: str | None = None  # of the last save that failed, until one succeeds
+        self.saved_s = 0.0  # seconds that training stood still for saving
+        self._last: _Saved | None = None  # from which training can go on exactly
+        self._newest: CheckpointRecord | None = None  # that was written or noted last
+        self._boundary: Boundary | None = None
+        self._stopping = False
+        self.alone = False  # another rank has failed: nobody is asked or waited for
+        self._highest = self.catalogue.highest_sequence()
+        self.boundary_keeper: Callable[[], None] | None = None
+
+    def _load_registry(self) -> Registry:
+        try:
+            registry = Registry.load(self.run.registry)
+        except FileNotFoundError:
+            registry = rebuild_registry(self.catalogue, run_id=self.trainer.context.run_id)
+        except DamagedRegistryError as error:
+            self.trainer.context.say(
+                f"{error}; it is rebuilt from the manifests. Pins, keeps and quarantine are lost."
+            )
+            registry = rebuild_registry(self.catalogue, run_id=self.trainer.context.run_id)
+        registry.run_id = self.trainer.context.run_id
+        catch_up(registry, self.catalogue)
+        return registry
+
+    # -- ranks -----------------------------------------------------------------------------------------
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this rank is the one that touches the run's files."""
+        return self.trainer.strategy.rank == 0
+
+    def _shared(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives on rank 0, on every rank; its error too."""
+        if self.alone or self.trainer.world_size == 1:
+            return make()
+        told: tuple[Any, SaveError | None] = (None, None)
+        if self._writes:
+            try:
+                told = (make(), None)
+            except SaveError as error:
+                told = (None, error)
+        value, failure = self.trainer.strategy.broadcast(told)
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[no-any-return]
+
+    def _rank_states(self, boundary: Boundary | None) -> list[Any]:
+        """Every rank's own state, on rank 0; where this rank is alone, its own."""
+        rank = self.trainer.strategy.rank
+        own = encode(capture_rank(self.trainer, boundary), rank_file(rank))
+        if self.alone or self.trainer.world_size == 1:
+            return [own]
+        return self.trainer.strategy.gather(own) or []
+
+    # -- beginning -----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Register the callbacks, so that a process that never trained knows them."""
+        callbacks = self._entries()
+        if any(entry.get("on_exception") for entry in callbacks):
+            self.boundary_keeper = self._keep_step
+        if self._writes and (callbacks != self.registry.callbacks or self.registry.finished is not None):
+            self.registry.callbacks = callbacks
+            self.registry.finished = None
+            try:
+                self.registry.save(self.run.registry)
+            except OSError as error:
+                raise UsageError(
+                    f"{self.run.registry} cannot be written: {error.strerror or error}.",
+                    hint="Check the folder's permissions and the space on its disk.",
+                ) from error
+
+    def begin_from(self, record: CheckpointRecord) -> None:
+        """Training goes on from ``record``: its state need not be saved again."""
+        self.resumed = record
+        own = record.run_id == self.trainer.context.run_id
+        if own:
+            self.head = record
+            self._last = None if record.weights_only else _Saved(record, self._key())
+
+    def try_out(self) -> None:
+        """Capture once without writing, so that what cannot be stored is refused now and not in hours.
+
+        Raises:
+            MisconfigurationException: something a user put in cannot be stored.
+        """
+        state = capture(self.trainer, weights_only=False)
+        encode(capture_rank(self.trainer), rank_file(self.trainer.strategy.rank))
+        weights = size_of(state["state_dict"])
+        expected = max(size_of(state), weights * (3 if self.trainer.optimizers else 1))
+        warning = preflight(self.run.checkpoints_dir, expected)
+        if warning is not None and self._writes:
+            self.trainer.context.say(warning)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        return [cb.registry_entry() for cb in self.trainer.callbacks if hasattr(cb, "registry_entry")]
+
+    # -- boundaries ------------------------------------------------------------------------------------
+
+    def _key(self) -> tuple[int, int, int, str]:
+        loop = self.trainer.fit_loop
+        assert loop is not None
+        boundary = self._held()
+        return _key_of(loop.state_dict() if boundary is None else boundary.loop)
+
+    def _held(self) -> Boundary | None:
+        """The kept boundary, as long as it is the newest: where the next update is complete, the live state is."""
+        loop, boundary = self.trainer.fit_loop, self._boundary
+        assert loop is not None
+        if boundary is None or boundary.callbacks is not None or not loop.at_boundary or loop.in_update:
+            return boundary
+        return boundary if _key_of(boundary.loop) == _key_of(loop.state_dict()) else None
+
+    def weights_were_swapped(self) -> bool:
+        """Whether the model holds other weights than those of the boundary that is kept."""
+        return self._boundary is not None and not self._boundary.has_weights_of(self.trainer)
+
+    def _keep_step(self) -> None:
+        self._boundary = Boundary(self.trainer, with_callbacks=False)
+
+    def keep_boundary(self) -> None:
+        """Something that moves on begins (a validation): keep what a save of this boundary needs."""
+        self._boundary = Boundary(self.trainer, with_callbacks=True)
+
+    def moved_on(self) -> None:
+        """The position has moved without an update (validated, epoch ended): the live state is the boundary again."""
+        self._boundary = None
+        if self.boundary_keeper is not None:
+            self.boundary_keeper()
+
+    # -- what callbacks call ---------------------------------------------------------------------------
+
+    def reserve(self, label: str | None = None) -> Ticket:
+        """A name for a save of the current boundary; of an existing one where this state is saved already.
+
+        Args:
+            label: the part of the folder's name after the save counter; the step when None.
+        """
+        if self._last is not None and self._last.key == self._key():
+            record = self._last.record
+            return Ticket(record.name, record.path, True, record.sequence)
+        step = self._key()[0]
+
+        def make() -> Ticket:
+            sequence = self.registry.reserve_sequence(self._highest)
+            name = naming.folder_name(sequence, label or f"step-{step:08d}")
+            return Ticket(name, f"{self.catalogue.path}/{name}", False, sequence)
+
+        return self._shared(make)
+
+    def save(
+        self,
+        ticket: Ticket,
+        *,
+        reason: SaveReason,
+        owner: str | None = None,
+        weights_only: bool = False,
+        on_exception: bool = False,
+    ) -> bool:
+        """Write and commit, or note a further reason for a state that is saved already.
+
+        Returns:
+            False where it failed and ``run.on_save_error`` lets training go on.
+
+        Raises:
+            SaveError: it failed and the policy is to stop.
+        """
+        loop = self.trainer.fit_loop
+        assert loop is not None
+        if self.alone and not self._writes:
+            return False
+        if ticket.exists:
+            self._newest = self._last.record if self._last is not None else None
+            self.registry.note_again(ticket.name, reason, owner, job=self.trainer.context.job)
+            self._write_registry()
+            return True
+        if self._key()[0] == 0:
+            return False  # no update was made yet, so there is no boundary
+        boundary = self._held()
+        if not on_exception and boundary is not None and boundary.callbacks is None and loop.at_boundary:
+            boundary = None  # kept for an exception only; the live state is this very boundary
+        if boundary is None and loop.at_boundary:
+            self.trainer.logs.commit()
+        # Alone, the random states of the other ranks are missing.
+        alone = self.alone and self.trainer.world_size > 1
+        exact = not (alone or loop.in_update or (on_exception and has_nan(self.trainer)))
+        if boundary is None:
+            exact = exact and loop.at_boundary
+        elif not boundary.has_weights_of(self.trainer):
+            exact = False
+        key = self._key()
+        started = time.monotonic()
+        self.trainer.context.saving(True)
+        try:
+            rank_states = self._rank_states(boundary)
+            state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
+            manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)
+            written = self._shared(lambda: self._write(ticket.name, state, rank_states, manifest))
+        finally:
+            self.trainer.context.saving(False)
+            self.saved_s += time.monotonic() - started
+        if written is None:
+            return False
+        record = written.to_record(ticket.path)
+        self.head = self._newest = record
+        self._highest = ticket.sequence
+        if not weights_only and exact:
+            self._last = _Saved(record, key)
+        self.registry.note_saved(record, [owner] if owner else [], save_s=written.save_s)
+        if not self._writes:
+            return True
+        self._write_registry()
+        self._drop_old_holds()
+        self.trainer.context.saved(
+            SavedCheckpoint(
+                record.name,
+                record.path,
+                record.sequence,
+                record.step,
+                record.epoch,
+                record.reason,
+                written.save_s,
+                record.size_bytes,
+            )
+        )
+        return True
+
+    def drop(self, name: str, owner: str) -> None:
+        """``owner`` no longer wants ``name``; it goes if nobody else does."""
+        if not self._writes:
+            return
+        self._write_registry()
+        examined = self.catalogue.examine(name)
+        if isinstance(examined, CheckpointRecord):
+            self._delete([examined])
+
+    # -- what the loop calls -----------------------------------------------------------------------------
+
+    def save_boundary(self, reason: SaveReason, *, finished_by: str | None = None) -> bool:
+        """Save the current boundary for the loop's own reasons; ``finished_by`` notes the end of training."""
+        if self._key()[0] == 0:
+            return False
+        saved = False
+        last = self._last
+        if last is not None and last.key[0] == self._key()[0] and reason is SaveReason.FINAL:
+            # Same step, so the same weights: going on from it does again what little came after.
+            saved = self.save(
+                Ticket(last.record.name, last.record.path, True, last.record.sequence), reason=reason
+            )
+        else:
+            saved = self.save(self.reserve(), reason=reason)
+        newest = self._newest
+        if finished_by is not None and saved and newest is not None:
+            options = self.trainer.options
+            self.registry.finished = {
+                "sequence": newest.sequence,
+                "name": newest.name,
+                "by": finished_by,
+                "max_steps": options.max_steps,
+                "max_epochs": options.max_epochs,
+                "max_time_s": options.max_time_s,
+            }
+            self._write_registry()
+        return saved
+
+    def serve_save_request(self) -> None:
+        """Save because somebody asked for it, and say what came of it."""
+        saved = self.save_boundary(SaveReason.MANUAL)
+        path = self._newest.path if saved and self._newest is not None else None
+        self.trainer.context.save_served(path, self.save_error)
+
+    def save_for_stop(self, request: StopRequest) -> None:
+        """The checkpoint of a stop, at this boundary."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self.trainer.context.save_on_stop:
+            hpc = request.reason is StopReason.WALLTIME
+            self.save_boundary(SaveReason.HPC if hpc else SaveReason.STOP)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def _manifest(
+        self,
+        ticket: Ticket,
+        reason: SaveReason,
+        owner: str | None,
+        weights_only: bool,
+        exact: bool,
+        boundary: Boundary | None,
+        started: float,
+    ) -> Manifest:
+        trainer, context = self.trainer, self.trainer.context
+        loop = trainer.fit_loop
+        assert loop is not None
+        position = loop.state_dict() if boundary is None else boundary.loop
+        parent = self.head
+        return Manifest(
+            run_id=context.run_id,
+            sequence=ticket.sequence,
+            step=position["global_step"],
+            epoch=epoch_of(position),
+            reason=str(reason),
+            attempt=context.attempt,
+            parent=parent.name if parent is not None else None,
+            line=extend_line(parent.line if parent is not None else (), ticket.sequence),
+            lease_epoch=context.lease_epoch,
+            exact=exact,
+            weights_only=weights_only,
+            strategy=trainer.strategy.name,
+            world_size=trainer.strategy.world_size,
+            metrics=_finite(trainer.callback_metrics),
+            save_s=time.monotonic() - started,
+            versions=context.versions,
+            saved_for=(owner,) if owner else (),
+            job=context.job,
+            callbacks=tuple(self._entries()),
+            loops={key: position[key] for key in ("epoch", "batch", "point")},
+            extra={"zip_crc": ZIP_CRC},
+        )
+
+    def _write(
+        self, name: str, state: dict[str, Any], rank_states: list[Any], manifest: Manifest
+    ) -> Manifest | None:
+        files = {STATE_FILE: functools.partial(write_state, state=state)}
+        if not manifest.weights_only:
+            for rank_state in rank_states:
+                files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
+        return self._commit(name, files, manifest, size_of(state))
+
+    def _commit(
+        self, name: str, files: dict[str, Any], manifest: Manifest, needed_bytes: int
+    ) -> Manifest | None:
+        policy = self.trainer.context.on_save_error
+        waits = _RETRY_AFTER_S if policy == "retry" else ()
+        for wait_s in (*waits, None):
+            try:
+                if not self._may_save():
+                    self.save_error = "another process has taken the run over"
+                    self.trainer.context.say(f"{name} is not written: {self.save_error}.")
+                    return None
+                written = commit(self.run.checkpoints_dir, name, files, manifest, needed_bytes=needed_bytes)
+                self.save_error = None
+                return written
+            except SaveError as error:
+                self.save_error = error.message
+                if policy == "stop":
+                    raise
+                if wait_s is None:
+                    self.trainer.context.say(f"{error} Training goes on.")
+                    return None
+                self.trainer.context.say(f"{error.message} Trying again in {wait_s:g} s.")
+                time.sleep(wait_s)
+        return None
+
+    def _may_save(self) -> bool:
+        try:
+            return self.trainer.context.may_save()
+        except OSError as error:
+            raise SaveError(
+                f"Whether the run still is this process's cannot be read: {error.strerror or error}."
+            ) from error
+
+    def _write_registry(self) -> None:
+        if not self._writes:
+            return
+        self.registry.callbacks = self._entries()
+        try:
+            self.registry.save(self.run.registry)
+        except OSError as error:
+            # What is committed is committed: the registry is completed from the manifests by the next reader.
+            self.trainer.context.say(f"{self.run.registry} could not be written: {error.strerror}.")
+
+    # -- deleting ----------------------------------------------------------------------------------------
+
+    def _drop_old_holds(self) -> None:
+        """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed."""
+        held = set(self.registry.holds.values())
+        old = [
+            save["name"]
+            for save in self.registry.saves
+            if save["name"] not in held and not HELD_REASONS.isdisjoint((save["reason"], *save["notes"]))
+        ]
+        examined = [self.catalogue.examine(name) for name in old]
+        self._delete([record for record in examined if isinstance(record, CheckpointRecord)])
+
+    def _delete(self, candidates: list[CheckpointRecord]) -> None:
+        if not candidates or self.head is None:
+            return
+        names = names_to_delete(
+            decide(
+                candidates,
+                self.head,
+                self.registry,
+                run_id=self.trainer.context.run_id,
+                resumed_from=() if self.resumed is None else (self.resumed.name, self.resumed.path),
+                in_use=in_use(self.run),
+            )
+        )
+        if not names:
+            return
+        self.registry.forget(names)
+        self._write_registry()
+        for name in names:
+            try:
+                delete(self.run.checkpoints_dir, name)
+            except OSError as error:
+                self.trainer.context.say(
+                    f"{name} is no longer wanted and could not be deleted: {error.strerror}."
+                )
+
+
+class NoCheckpoints(CheckpointService):
+    """``fast_dev_run`` and evaluation: nothing is written; callbacks find every state saved already."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.alone = False
+        self.save_error = None
+        self.saved_s = 0.0
+        self.head = self.resumed = None
+        self.boundary_keeper = None
+
+    def begin(self) -> None: ...
+    def begin_from(self, record: CheckpointRecord) -> None: ...
+    def try_out(self) -> None: ...
+    def keep_boundary(self) -> None: ...
+    def moved_on(self) -> None: ...
+
+    def weights_were_swapped(self) -> bool:
+        return False
+
+    def reserve(self, label: str | None = None) -> Ticket:
+        return Ticket("", "", True)
+
+    def save(self, ticket: Ticket, **options: Any) -> bool:
+        return False
+
+    def drop(self, name: str, owner: str) -> None: ...
+
+    def save_boundary(self, reason: SaveReason, *, finished_by: str | None = None) -> bool:
+        return False
+
+    def serve_save_request(self) -> None:
+        self.trainer.context.save_served(None, "nothing is saved here")
+
+    def save_for_stop(self, request: StopRequest) -> None: ...
+
+
+def _key_of(position: dict[str, Any]) -> tuple[int, int, int, str]:
+    return position["global_step"], position["epoch"], position["batch"], position["point"]
+
+
+def _finite(metrics: dict[str, Any]) -> dict[str, float]:
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -1,0 +1,558 @@
+"""Which batch comes next, and how does a resumed run get there without reading what came before?
+
+Decision: the order of samples is a function of (seed, epoch), so a position is two numbers and skipping costs no
+data loading. A DataLoader with one of torch's own samplers is rebuilt around :class:`EpochBatchSampler`; a sampler
+of the user's is replayed on its indices; a loader with ``state_dict`` (torchdata's protocol) restores itself; a
+sequence is sliced; any other iterable is read again up to the position, and that is said. Generators that hang on
+the loader or its samplers, and the random state at the start of the epoch, are part of the position where the order
+is drawn from them.
+Turned down: saving the sampler's permutation (it grows with the data) or a generator's state (it says nothing about
+how many samples were used).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from ckptrun.errors import IncompatibleError, MisconfigurationException
+from ckptrun.fit.random_state import (
+    RandomState,
+    capture_random_state,
+    restore_random_state,
+    seed_everything,
+)
+from ckptrun.stop import ignore_stop_signals_in_child
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """One seed from a run's seed and an epoch; distinct pairs that occur in practice give distinct seeds."""
+    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
+    """The shuffled order of ``num_samples`` indices in ``epoch``: int64, shape (num_samples,)."""
+    generator = torch.Generator()
+    generator.manual_seed(epoch_seed(seed, epoch))
+    return torch.randperm(num_samples, generator=generator)
+
+
+class EpochBatchSampler(Sampler[list[int]]):
+    """Batches of indices from the epoch's global order, from any position.
+
+    With several ranks each takes its part of every global batch, so that the global order does not depend on how
+    many there are.
+    """
+
+    def __init__(
+        self, num_samples: int, batch_size: int, *, drop_last: bool, shuffle: bool, seed: int, rank: int = 0,
+        world_size: int = 1,
+    ) -> None:  # fmt: skip
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.shuffle = shuffle
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self.start_batch = self.start_sample = 0
+
+    @property
+    def global_batch(self) -> int:
+        """Samples that all ranks take together in one step."""
+        return self.batch_size * self.world_size
+
+    def batches_after(self, sample: int) -> int:
+        """How many batches the samples from ``sample`` on make."""
+        left = self.num_samples - sample
+        return left // self.global_batch if self.drop_last else math.ceil(left / self.global_batch)
+
+    def start_at(self, batch: int, sample: int | None = None) -> None:
+        """Begin the next pass with batch ``batch``, at ``sample`` of the order where batches were of other sizes."""
+        self.start_batch = batch
+        self.start_sample = batch * self.global_batch if sample is None else sample
+
+    def sample_at(self, batch: int) -> int:
+        """The first sample of a batch of this pass."""
+        return self.start_sample + (batch - self.start_batch) * self.global_batch
+
+    def __len__(self) -> int:
+        return self.start_batch + self.batches_after(self.start_sample)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = epoch_order(self.num_samples, self.seed, self.epoch) if self.shuffle else None
+        for batch in range(self.start_batch, len(self)):
+            begin = self.sample_at(batch)
+            first, last = self._span(begin, min(self.global_batch, self.num_samples - begin))
+            yield list(range(first, last)) if order is None else order[first:last].tolist()
+
+    def _span(self, begin: int, count: int) -> tuple[int, int]:
+        """This rank's part of the ``count`` samples from ``begin`` on.
+
+        What is left at the end of an epoch is shared out evenly; where that is less than one sample a rank, those
+        that would get none repeat one, because every rank has to take part in the step.
+        """
+        first = begin + count * self.rank // self.world_size
+        last = begin + count * (self.rank + 1) // self.world_size
+        return (first, last) if last > first else (begin + self.rank % count, begin + self.rank % count + 1)
+
+
+class _SkippingSampler(Sampler[Any]):
+    """The user's sampler (or batch sampler) without the first ``skip`` items of this rank.
+
+    With several ranks each takes every ``world_size``-th item, the same number of them. What the sampler draws by
+    chance is then drawn from the run's seed and the epoch, so that all ranks share out the same items; of one without
+    a length, which may never end, that cannot be seen to.
+    """
+
+    def __init__(self, base: Iterable[Any], seed: int, rank: int = 0, world_size: int = 1) -> None:
+        self.base = base
+        self.seed = seed
+        self.epoch = 0
+        self.skip = 0
+        self.rank = rank
+        self.world_size = world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.world_size > 1 and hasattr(self.base, "__len__"):
+            return iter(self._drawn_alike()[self.skip * self.world_size + self.rank :: self.world_size])
+        iterator = iter(self.base)
+        # The first item is taken here and not when it is asked for: what a sampler draws as it begins then comes
+        # from the same random state whether items are skipped or not.
+        skipped = self.skip * self.world_size
+        first = list(itertools.islice(iterator, skipped + 1))[skipped:]
+        return itertools.islice(itertools.chain(first, iterator), self.rank, None, self.world_size)
+
+    def _drawn_alike(self) -> list[Any]:
+        before = capture_random_state()
+        seed_everything(epoch_seed(self.seed, self.epoch))
+        try:
+            return list(self.base)
+        finally:
+            restore_random_state(before)
+
+    def __len__(self) -> int:
+        return len(self.base) // self.world_size  # type: ignore[arg-type]
+
+
+class _EveryNth(Sampler[Any]):
+    """Every ``world_size``-th batch of an evaluation, from ``rank`` on; at the end some ranks have one more."""
+
+    def __init__(self, base: Iterable[Any], rank: int, world_size: int) -> None:
+        self.base = base
+        self.rank = rank
+        self.world_size = world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.base), self.rank, None, self.world_size)
+
+    def __len__(self) -> int:
+        """The most that a rank has."""
+        return math.ceil(len(self.base) / self.world_size)  # type: ignore[arg-type]
+
+
+class _WorkerInit:
+    """Loader workers leave stop signals to their parent; then the user's own ``worker_init_fn`` runs."""
+
+    def __init__(self, user: Callable[[int], None] | None) -> None:
+        self.user = user
+        self.parent_pid = os.getpid()
+
+    def __call__(self, worker_id: int) -> None:
+        ignore_stop_signals_in_child(self.parent_pid)
+        if self.user is not None:
+            self.user(worker_id)
+
+
+def shield_workers(loader: Any) -> None:
+    """Make the workers of a DataLoader ignore stop signals; once per loader."""
+    if (
+        isinstance(loader, DataLoader)
+        and loader.num_workers > 0
+        and not isinstance(loader.worker_init_fn, _WorkerInit)
+    ):
+        loader.worker_init_fn = _WorkerInit(loader.worker_init_fn)
+
+
+# Iterators with workers, and their loaders, until somebody lets go of them.
+_with_workers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def start_iterator(loader: Any) -> Iterator[Any]:
+    """``iter(loader)``, whose workers :func:`end_workers` then knows."""
+    iterator: Iterator[Any] = iter(loader)
+    if getattr(iterator, "_workers", None):
+        _with_workers[iterator] = weakref.ref(loader)
+    return iterator
+
+
+def end_workers() -> None:
+    """End the workers of all iterators that still live, and wait for them.
+
+    An iterator ends its workers when nobody holds it any more; after an error the traceback does, and then it is
+    multiprocessing that sends SIGTERM at exit and waits. The workers ignore SIGTERM, for it comes to whole process
+    groups while training still needs them: they have to be killed. Their loader can be iterated again.
+    """
+    for iterator, reference in list(_with_workers.items()):
+        if iterator._worker_pids_set:
+            # First, or torch raises in this thread that a worker was killed.
+            signal_handling: Any = torch.utils.data._utils.signal_handling
+            signal_handling._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+        # Not _shutdown_workers(): its locks may be held by a worker that is dead, and it waits 5 s for a busy one.
+        iterator._shutdown = True
+        if hasattr(iterator, "_pin_memory_thread"):
+            iterator._pin_memory_thread_done_event.set()
+        for worker in iterator._workers:
+            worker.kill()
+        for worker in iterator._workers:
+            worker.join()
+        for queue in iterator._index_queues:
+            queue.cancel_join_thread()
+            queue.close()
+        loader = reference()
+        if loader is not None and getattr(loader, "_iterator", None) is iterator:
+            loader._iterator = None
+    _with_workers.clear()
+
+
+def _clone(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
+    options: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+    }
+    if hasattr(loader, "in_order"):
+        options["in_order"] = loader.in_order
+    return DataLoader(loader.dataset, **options, **sampling)
+
+
+def _is_ordinary(loader: DataLoader[Any]) -> bool:
+    """Whether the order is one of torch's own, which :class:`EpochBatchSampler` can make."""
+    sampler = loader.sampler
+    known = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    )
+    batches = loader.batch_sampler
+    # Where the user gave a batch sampler, loader.sampler is one that is not used.
+    return known and type(batches) is torch.utils.data.BatchSampler and batches.sampler is sampler
+
+
+def share_evaluation(loader: Any, rank: int, world_size: int) -> Any:
+    """This rank's part of an evaluation's loader: ranks take its batches in turn, in the order of the data.
+
+    A loader with an order of its own stays as it is: what each rank gets of it is the user's affair.
+    """
+    if world_size == 1 or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return loader
+    if not _is_ordinary(loader):
+        return loader
+    order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+    batches = torch.utils.data.BatchSampler(order, int(loader.batch_size or 1), loader.drop_last)
+    return _clone(loader, batch_sampler=_EveryNth(batches, rank, world_size))
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    for holder in (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
+        if holder is not None and hasattr(holder, "set_epoch"):
+            holder.set_epoch(epoch)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The generators of the user's that the order may be drawn from, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(item): item for item in found if isinstance(item, torch.Generator)}.values())
+
+
+class TrainSource:
+    """The training loader and how to start it at a position.
+
+    Args:
+        loader: a DataLoader, a sequence of batches, or any iterable.
+        seed: the run's seed; with the epoch it decides the order of shuffling.
+    """
+
+    def __init__(self, loader: Any, *, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        if loader is None:
+            raise MisconfigurationException(
+                "There is nothing to train on: no train_dataloaders, and train_dataloader() returns nothing."
+            )
+        if (
+            isinstance(loader, (list, tuple))
+            and loader
+            and all(isinstance(item, DataLoader) for item in loader)
+        ):
+            raise MisconfigurationException(
+                f"Found a list of {len(loader)} training loaders; expected one.",
+                hint="Combine them in one Dataset or IterableDataset.",
+            )
+        refuse_mapping(loader, "training data")
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise MisconfigurationException(
+                f"Found {type(loader).__name__} as training data; expected a DataLoader or an iterable of batches."
+            )
+        self.loader = self._user_loader = loader
+        self.sampler: EpochBatchSampler | _SkippingSampler | None = None
+        self.kind = self._recognise(loader, seed, rank, world_size)
+        # The order of these depends on the random state at the start of the epoch, and on generators of the user's.
+        self._draws = self.kind in ("sampled", "iterable")
+        self._generators = _generators(loader) if self._draws else []
+        self._epoch: int | None = None  # whose batches are being given out
+        self._epoch_random: RandomState | None = None
+        self._epoch_generators: list[torch.Tensor] = []
+        self._exhausted = False
+        self._resume_sample: int | None = None  # where in the order to go on
+        shield_workers(self.loader)
+        try:
+            self.num_batches: float = len(self.loader)
+        except (TypeError, NotImplementedError):
+            self.num_batches = math.inf
+
+    def _recognise(self, loader: Any, seed: int, rank: int, world_size: int) -> str:
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+            return "stateful"
+        if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset):
+            sampler = loader.sampler
+            if isinstance(sampler, DistributedSampler):
+                rank, world_size = 0, 1  # it gives each rank its own part already
+            if _is_ordinary(loader):
+                self.sampler = EpochBatchSampler(
+                    len(loader.dataset),  # type: ignore[arg-type]
+                    int(loader.batch_size or 1),
+                    drop_last=loader.drop_last,
+                    shuffle=type(sampler) is RandomSampler,
+                    seed=seed,
+                    rank=rank,
+                    world_size=world_size,
+                )
+                self.loader = _clone(loader, batch_sampler=self.sampler)
+                return "indexed"
+            if loader.batch_sampler is not None:
+                self.sampler = _SkippingSampler(loader.batch_sampler, seed, rank, world_size)
+                self.loader = _clone(loader, batch_sampler=self.sampler)
+            else:
+                self.sampler = _SkippingSampler(sampler, seed, rank, world_size)
+                self.loader = _clone(loader, sampler=self.sampler, batch_size=None)
+            return "sampled"
+        return "sequence" if isinstance(loader, Sequence) else "iterable"
+
+    def iterate(self, epoch: int) -> Iterator[Any]:
+        """The batches of ``epoch`` from its beginning."""
+        self._epoch = epoch
+        if self._draws:
+            self._epoch_random = capture_random_state()
+            self._epoch_generators = self._generator_states()
+        return self._iterate(epoch, 0)
+
+    def resume(
+        self,
+        state: dict[str, Any],
+        *,
+        epoch: int,
+        batch: int,
+        goes_on: bool,
+        read_again: Callable[[int], None],
+    ) -> Iterator[Any] | None:
+        """Take back what :meth:`state_dict` gave. Moves the global random state.
+
+        Args:
+            batch: batches of ``epoch`` that are done.
+            goes_on: whether there are more to come in this epoch.
+            read_again: called before each batch that is read only to get past it, with its number from 0.
+
+        Returns:
+            The batches to come in ``epoch``; None without ``goes_on``.
+
+        Raises:
+            IncompatibleError: the data ends before the position.
+        """
+        generators = state.get("generators") or {"epoch": [], "now": []}
+        self._set_generators(generators["epoch" if goes_on else "now"])
+        if self.kind == state["kind"] == "stateful":
+            self.loader.load_state_dict(state["loader"])
+            if not goes_on and not state["exhausted"]:
+                # As the training that was stopped did it: the pass is ended, or left, before the next one begins.
+                self.finish(start_iterator(self.loader), whole=state["whole"])
+        if not goes_on:
+            return None
+        self._epoch = epoch
+        if self._draws and state.get("epoch_random") is not None:
+            self._epoch_random, self._epoch_generators = state["epoch_random"], generators["epoch"]
+            restore_random_state(state["epoch_random"])
+        if self.kind != "iterable":
+            return self._iterate(epoch, batch, self._resume_sample)
+        iterator = self._iterate(epoch, 0)
+        for number in range(batch):
+            read_again(number)
+            if next(iterator, self) is self:
+                raise IncompatibleError(
+                    f"The training data ends after {number} batches, but the checkpoint has used {batch} of this "
+                    "epoch.",
+                    hint="Use the data it was trained on.",
+                )
+        return iterator
+
+    def rebase(self, state: dict[str, Any], batch: int) -> int:
+        """The number of the batch at which to go on in an epoch of which ``batch`` batches are done.
+
+        The same, but where the batches of all ranks together had another size when ``state`` was taken: then training
+        goes on from the same sample. Called before :meth:`resume`.
+        """
+        position = state.get("position")
+        if batch == 0 or position is None or not isinstance(self.sampler, EpochBatchSampler):
+            return batch
+        self._resume_sample = int(position["sample"] + (batch - position["batch"]) * position["global_batch"])
+        if self.global_batches(state) is None:
+            return batch
+        return self.sampler.batches_after(0) - self.sampler.batches_after(self._resume_sample)
+
+    def global_batches(self, state: dict[str, Any]) -> tuple[int, int] | None:
+        """Samples in a step of all ranks when ``state`` was taken, and now; None where they are the same."""
+        position = state.get("position")
+        if position is None or not isinstance(self.sampler, EpochBatchSampler):
+            return None
+        before, now = int(position["global_batch"]), self.sampler.global_batch
+        return None if before == now else (before, now)
+
+    def _iterate(self, epoch: int, start_batch: int, start_sample: int | None = None) -> Iterator[Any]:
+        if self.kind == "sequence":
+            return (
+                itertools.islice(iter(self.loader), start_batch, None) if start_batch else iter(self.loader)
+            )
+        if isinstance(self.sampler, EpochBatchSampler):
+            self.sampler.epoch = epoch
+            self.sampler.start_at(start_batch, start_sample)
+            return start_iterator(self.loader)
+        _set_epoch(self._user_loader, epoch)
+        if isinstance(self.sampler, _SkippingSampler):
+            self.sampler.skip, self.sampler.epoch = start_batch, epoch
+        # Now, also where it is watched: what it draws from the random state is drawn here.
+        iterator = start_iterator(self.loader)
+        return self._watched(iterator) if self.kind == "stateful" else iterator
+
+    def _watched(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        self._exhausted = False
+        yield from iterator
+        self._exhausted = True
+
+    def finish(self, iterator: Iterator[Any], *, whole: bool) -> None:
+        """An epoch is over. A loader with state is told so, that it begins anew and does not go on where it was.
+
+        Args:
+            whole: the epoch takes all that the loader has, so that the end is the next thing that it gives.
+        """
+        if self.kind == "stateful" and whole:
+            next(iterator, None)
+
+    def _position(self) -> dict[str, int] | None:
+        """Which sample a batch of this pass begins at."""
+        if not isinstance(self.sampler, EpochBatchSampler):
+            return None
+        return {
+            "batch": self.sampler.start_batch,
+            "sample": self.sampler.start_sample,
+            "global_batch": self.sampler.global_batch,
+        }
+
+    def _generator_states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _set_generators(self, states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=False):
+            generator.set_state(state)
+
+    def state_dict(self, *, epoch: int, whole: bool = True) -> dict[str, Any]:
+        """What is needed to begin again at the current position, besides the position itself.
+
+        Args:
+            epoch: the position's.
+            whole: see :meth:`finish`.
+        """
+        began = self._epoch == epoch
+        now = self._generator_states()
+        stateful = self.kind == "stateful"
+        return {
+            "kind": self.kind,
+            "loader": self.loader.state_dict() if stateful else None,
+            "exhausted": self._exhausted,
+            "position": self._position(),
+            "whole": whole,
+            "epoch_random": self._epoch_random if began else None,
+            "generators": {"epoch": self._epoch_generators if began else now, "now": now},
+        }
+
+
+def refuse_mapping(loader: Any, what: str) -> None:
+    """A dict of loaders is one of Lightning's forms that is not offered."""
+    if isinstance(loader, Mapping):
+        raise MisconfigurationException(
+            f"Found a {type(loader).__name__} as {what}; expected a DataLoader or an iterable of batches.",
+            hint="Combine the loaders in one Dataset or IterableDataset.",
+        )
+
+
+def limited(num_batches: float, limit: int | float, what: str) -> float:
+    """``num_batches`` under one of the ``limit_*_batches`` options: an int counts, a float is a share."""
+    if isinstance(limit, float):
+        if limit == 1.0:
+            return num_batches
+        if math.isinf(num_batches):
+            raise MisconfigurationException(
+                f"{what} is {limit}, a share, but the loader's length is not known.",
+                hint="Give a number of batches.",
+            )
+        share = int(num_batches * limit)
+        if share == 0 and limit > 0.0 and num_batches > 0:
+            raise MisconfigurationException(
+                f"{what} is {limit}, which is less than one of the loader's {int(num_batches)} batches.",
+                hint="Raise it, or give a number of batches.",
+            )
+        return share
+    return min(num_batches, limit)
+
+
+def as_loaders(given: Any) -> list[Any]:
+    """Evaluation loaders as a list; a list or tuple is several only where all its items are DataLoaders."""
+    if given is None or (isinstance(given, (list, tuple)) and not given):
+        return []
+    refuse_mapping(given, "evaluation data")
+    if isinstance(given, (list, tuple)) and all(isinstance(item, DataLoader) for item in given):
+        return list(given)
+    return [given]
+
+
+def loader_length(loader: Any) -> float:
+    """Batches in ``loader``; infinite where it does not say."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return math.inf

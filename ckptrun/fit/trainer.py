@@ -1,0 +1,827 @@
+"""What happens, in which order, when a fn runs in a rank? The one place for all four.
+
+The trainer sets up (data, model, strategy, restore), runs the loop of its fn, and turns whatever ends it into an
+:class:`~ckptrun.records.Outcome`. It decides nothing about runs, leases or references: those come in the
+:class:`~ckptrun.fit.context.RankContext`. ``ckptrun.Trainer``, which users make themselves, adds that
+(:mod:`ckptrun.session`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from ckptrun.checkpoint.manifest import read_manifest
+from ckptrun.errors import CkptrunError, IncompatibleError, MisconfigurationException
+from ckptrun.fit.agreement import Agreement
+from ckptrun.fit.callback import Callback
+from ckptrun.fit.capture import (
+    STATE_FILE,
+    rank_file,
+    read_checkpoint,
+    read_init_weights,
+    restore_training,
+    restore_weights,
+)
+from ckptrun.fit.checkpoints import CheckpointService, NoCheckpoints
+from ckptrun.fit.context import RankContext, StopSource
+from ckptrun.fit.data import TrainSource, as_loaders, end_workers, epoch_seed
+from ckptrun.fit.datamodule import DataModule
+from ckptrun.fit.evaluation import STAGES, Evaluation, EvaluationStopped
+from ckptrun.fit.fit_loop import FitLoop, TrainingStopped
+from ckptrun.fit.hooks import PARTS, Hooks, Part, overridden, part_of
+from ckptrun.fit.logs import Logs
+from ckptrun.fit.module import DataHooks, Module
+from ckptrun.fit.optimizers import CountedOptimizer, LRSchedulerConfig, parse_configured
+from ckptrun.fit.options import TrainerOptions
+from ckptrun.fit.random_state import capture_random_state, seed_everything
+from ckptrun.fit.state import TrainerState
+from ckptrun.records import CheckpointRecord, Fn, FreshStart, Outcome, SaveReason, Stage, Status, StopReason
+from ckptrun.stop import StopRequest, StopTraining, final_status
+from ckptrun.strategies import strategy_from_name
+
+_NO_CONTEXT = contextlib.nullcontext()
+_KIND = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+class SetupStopped(Exception):  # noqa: N818 - not an error: a stop was asked for before the loop began
+    """A stop was requested during set-up."""
+
+
+class Trainer:
+    """Runs fns in one rank. Attributes and their meaning are those of Lightning's Trainer.
+
+    Args:
+        options: the trainer's options under Lightning's names; see :class:`~ckptrun.fit.options.TrainerOptions`.
+        callbacks: callbacks, in the order in which they are called.
+        loggers: loggers.
+        strategy: a name or a strategy.
+
+    Raises:
+        MisconfigurationException: an option is unknown or wrong.
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        *,
+        callbacks: Sequence[Callback] = (),
+        loggers: Sequence[Any] = (),
+        strategy: Any = "single",
+    ) -> None:
+        self.agreement: Agreement | None = None
+        self.options = TrainerOptions.parse(options)
+        self.seed = self.options.seed
+        self._given_callbacks = list(callbacks)
+        self._given_loggers = list(loggers)
+        self.callbacks: list[Callback] = list(callbacks)
+        self.loggers: list[Any] = list(loggers)
+        self.strategy = strategy_from_name(strategy)
+        self.state = TrainerState()
+        self.context = RankContext()
+        self.logs = Logs(self.options.log_every_n_steps)
+        self.datamodule: DataModule | None = None
+        self.fit_loop: FitLoop | None = None
+        self.checkpoints: CheckpointService = NoCheckpoints(self)
+        self.optimizers: list[Any] = []
+        self.lr_scheduler_configs: list[LRSchedulerConfig] = []
+        self.should_stop = False
+        self.sanity_checking = False
+        self.interrupted = False
+        self.first_step_reported = False
+        self.needs_transfer = False
+        self._transfer_hooks: DataHooks | None = None
+        self._evaluated_step = 0  # of the weights that are evaluated
+        self._module: Module | None = None
+        self._hooks: Hooks | None = None
+        self._counted: list[CountedOptimizer] = []
+        self._unique_state_keys()
+
+    # -- what callbacks and modules read ---------------------------------------------------------------
+
+    @property
+    def lightning_module(self) -> Module:
+        """The module that is trained or evaluated."""
+        assert self._module is not None, "no fn runs"
+        return self._module
+
+    model = lightning_module
+
+    @property
+    def hooks(self) -> Hooks:
+        assert self._hooks is not None, "no fn runs"
+        return self._hooks
+
+    @property
+    def stop(self) -> StopSource:
+        """What the loops look at: the supervisor's requests, with several ranks those that all know of."""
+        return self.context.stop if self.agreement is None else self.agreement
+
+    @property
+    def progress(self) -> Any:
+        return self.context.progress
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps completed in this run."""
+        return self.fit_loop.global_step if self.fit_loop is not None else self._evaluated_step
+
+    @property
+    def current_epoch(self) -> int:
+        """Index of the running epoch; after training, the number of epochs completed."""
+        return self.fit_loop.epoch if self.fit_loop is not None else 0
+
+    @property
+    def callback_metrics(self) -> dict[str, torch.Tensor]:
+        """All that was logged, for callbacks: the newest values."""
+        return self.logs.callback_metrics
+
+    @property
+    def logged_metrics(self) -> dict[str, torch.Tensor]:
+        """What was sent to the loggers."""
+        return self.logs.logged_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """What was logged with ``prog_bar=True``."""
+        return self.logs.progress_bar_metrics
+
+    @property
+    def logger(self) -> Any:
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def log_dir(self) -> str | None:
+        """Where loggers write."""
+        return self.context.logs_dir
+
+    @property
+    def default_root_dir(self) -> str:
+        """The run's folder."""
+        return self.context.run.path if self.context.run is not None else "."
+
+    @property
+    def attempt(self) -> int:
+        return self.context.attempt
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.strategy.is_global_zero
+
+    @property
+    def global_rank(self) -> int:
+        return self.strategy.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.strategy.local_rank
+
+    @property
+    def world_size(self) -> int:
+        return self.strategy.world_size
+
+    @property
+    def max_steps(self) -> int:
+        """-1 where there is no limit, as in Lightning."""
+        return -1 if self.options.max_steps is None else self.options.max_steps
+
+    @property
+    def max_epochs(self) -> int:
+        """-1 where there is no limit."""
+        return -1 if self.options.max_epochs is None else self.options.max_epochs
+
+    @property
+    def min_steps(self) -> int:
+        return self.options.min_steps
+
+    @property
+    def min_epochs(self) -> int:
+        return self.options.min_epochs
+
+    @property
+    def fast_dev_run(self) -> bool:
+        return bool(self.options.fast_dev_run)
+
+    @property
+    def val_check_interval(self) -> int | float:
+        return self.options.val_check_interval
+
+    @property
+    def check_val_every_n_epoch(self) -> int | None:
+        return self.options.check_val_every_n_epoch
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        return self.options.accumulate_grad_batches
+
+    @property
+    def log_every_n_steps(self) -> int:
+        return self.options.log_every_n_steps
+
+    @property
+    def num_training_batches(self) -> float:
+        """Batches in a training epoch; infinite where the loader does not say."""
+        return self.fit_loop.num_batches if self.fit_loop is not None else 0
+
+    @property
+    def num_val_batches(self) -> list[float]:
+        """Batches of each validation loader."""
+        validation = self.fit_loop.validation if self.fit_loop is not None else None
+        return validation.num_batches if validation is not None else []
+
+    @property
+    def validation_due(self) -> bool:
+        """Whether a validation follows the update that was just made."""
+        return self.fit_loop is not None and self.fit_loop.validation_due
+
+    @property
+    def enable_validation(self) -> bool:
+        return bool(self.num_val_batches) and self.options.limit_val_batches != 0
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer steps that training will take in all; infinite where that is not known."""
+        limit = math.inf if self.options.max_steps is None else self.options.max_steps
+        if self.options.max_epochs is None:
+            return limit
+        per_epoch = self.num_training_batches / self.options.accumulate_grad_batches
+        total = math.inf if math.isinf(per_epoch) else math.ceil(per_epoch) * self.options.max_epochs
+        return min(limit, total)
+
+    @property
+    def checkpoint_callbacks(self) -> list[Any]:
+        """Callbacks that save checkpoints."""
+        return [callback for callback in self.callbacks if part_of(callback) == "checkpoint"]
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        """The first of them, or None."""
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        from ckptrun.fit.callbacks.early_stopping import EarlyStopping
+
+        return [callback for callback in self.callbacks if isinstance(callback, EarlyStopping)]
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def training(self) -> bool:
+        return self.state.stage is Stage.TRAINING
+
+    @property
+    def validating(self) -> bool:
+        return self.state.stage is Stage.VALIDATING
+
+    @property
+    def testing(self) -> bool:
+        return self.state.stage is Stage.TESTING
+
+    @property
+    def predicting(self) -> bool:
+        return self.state.stage is Stage.PREDICTING
+
+    def counted_optimizers(self) -> list[CountedOptimizer]:
+        """Optimizers whose ``step()`` counts, for manual optimization."""
+        assert self.fit_loop is not None
+        if not self._counted:
+            self._counted = [CountedOptimizer(o, self.fit_loop.manual_step) for o in self.optimizers]
+        return self._counted
+
+    def save_checkpoint(self, filepath: str, weights_only: bool = False) -> None:
+        """Write the current state to one file of its own, outside the run's checkpoints (``torch.load`` reads it)."""
+        from ckptrun.checkpoint.state_file import write_state
+        from ckptrun.fit.capture import capture
+
+        if self.fit_loop is None:
+            raise MisconfigurationException("save_checkpoint() saves the state of a fit, and none has begun.")
+        with open(filepath, "wb") as file:
+            write_state(file, capture(self, weights_only=weights_only))
+
+    # -- the one place ---------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        fn: Fn,
+        model: Module,
+        *,
+        dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        context: RankContext,
+    ) -> Outcome:
+        """Run ``fn`` and say how it ended. Raises nothing that the work itself raised: that is in the outcome."""
+        self._attach(fn, model, datamodule, context)
+        outcome = Outcome(StopReason.EXCEPTION)
+        try:
+            results = self._run(fn, dataloaders, val_dataloaders)
+            finished_by = self.fit_loop.finished_by if self.fit_loop is not None else None
+            outcome = self._outcome(StopReason.DONE, results=results, finished_by=finished_by)
+        except StopTraining:
+            outcome = self._after_stop_training()
+        except (TrainingStopped, EvaluationStopped, SetupStopped):
+            request = self.stop.request or context.stop.request
+            outcome = self._after_request(request.reason if request is not None else StopReason.REQUESTED)
+        except KeyboardInterrupt as error:
+            # Raised by user code, or where signals cannot be caught (not the main thread): in the middle of anything.
+            self._note_exception(error)
+            self._save_after_interrupt()
+            outcome = self._outcome(StopReason.KEYBOARD)
+        except BaseException as error:
+            outcome = self._after_exception(error)
+        finally:
+            outcome = self._close(fn, outcome) or outcome
+            self.state.status = final_status(outcome)
+        return outcome
+
+    def _attach(self, fn: Fn, model: Module, datamodule: DataModule | None, context: RankContext) -> None:
+        if not isinstance(model, Module):
+            raise MisconfigurationException(
+                f"Found {type(model).__name__} as model; expected a ckptrun.Module.",
+                hint="Derive it from ckptrun.Module instead of torch.nn.Module.",
+            )
+        # Evaluated after a fit, a model still is at the step where that ended.
+        self._evaluated_step = self.global_step if model is self._module else 0
+        self.context = context
+        self._module = model
+        self.datamodule = datamodule
+        model.__dict__["_trainer"] = self
+        if datamodule is not None:
+            datamodule.trainer = self
+        own = model.configure_callbacks() or []
+        replaced = {type(callback) for callback in own}
+        self.callbacks = [cb for cb in self._given_callbacks if type(cb) not in replaced] + list(own)
+        self.loggers = list(self._given_loggers)
+        self._unique_state_keys()
+        self._hooks = Hooks(self, model, self.callbacks)
+        self.state = TrainerState(fn, Status.RUNNING, Stage.SETUP)
+        self.should_stop = self.interrupted = self.sanity_checking = self.first_step_reported = False
+        self.fit_loop = None
+        self.checkpoints = NoCheckpoints(self)
+        self.optimizers, self.lr_scheduler_configs, self._counted = [], [], []
+        context.metrics = self.progress_metrics
+        context.progress.fn = fn
+        context.progress.max_steps = self.options.max_steps
+        context.progress.max_epochs = self.options.max_epochs
+
+    def _unique_state_keys(self) -> None:
+        keys = [callback.state_key for callback in self.callbacks]
+        for key in keys:
+            if keys.count(key) > 1 and any(cb.state_dict() for cb in self.callbacks if cb.state_key == key):
+                raise MisconfigurationException(
+                    f"Two callbacks have the same state key {key!r}, so a checkpoint could not tell them apart.",
+                    hint="Give one of them other arguments, or override its state_key property.",
+                )
+
+    def _run(self, fn: Fn, dataloaders: Any, val_dataloaders: Any) -> Any:
+        self._set_up(fn)
+        if fn == "fit":
+            self._set_up_fit(dataloaders, val_dataloaders)
+            self._fit()
+            return None
+        return self._evaluate(fn, dataloaders)
+
+    # -- set-up ----------------------------------------------------------------------------------------
+
+    def _set_up(self, fn: Fn) -> None:
+        self.enter(Stage.SETUP)
+        options, module, datamodule = self.options, self.lightning_module, self.datamodule
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        if options.deterministic:
+            if torch.cuda.is_available():
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
+            torch.use_deterministic_algorithms(True, warn_only=options.deterministic == "warn")
+        self.strategy.setup_environment()
+        self.agreement = Agreement(self.context.stop, self.strategy) if self.world_size > 1 else None
+        if fn == "fit" and self.context.run is not None and not self.fast_dev_run:
+            self.checkpoints = CheckpointService(self, self.context.run)
+        if datamodule is not None:
+            self._prepare_data(datamodule)
+        self._prepare_data(module)
+        if datamodule is not None:
+            datamodule.setup(fn)
+        for callback in self.callbacks:
+            callback.setup(self, module, fn)
+        module.setup(fn)
+        module.configure_model()
+        if self.context.logs_dir is None or not self.is_global_zero:
+            self.loggers = []
+        for logger in self.loggers:
+            logger.setup(self)
+        self._check_stop()
+
+    def _prepare_data(self, owner: DataModule | Module) -> None:
+        """Once a host, and nobody goes on before it is done: what is downloaded is downloaded once."""
+        if self.local_rank == 0:
+            owner.prepare_data()
+        if (
+            overridden(owner, "prepare_data", DataModule if isinstance(owner, DataModule) else Module)
+            is not None
+        ):
+            self.strategy.barrier()
+
+    def _dataloader(self, name: str, given: Any) -> Any:
+        """Given loaders, else the datamodule's, else the module's own."""
+        if given is not None:
+            return given
+        if self.datamodule is not None and overridden(self.datamodule, name, DataModule) is not None:
+            return getattr(self.datamodule, name)()
+        return getattr(self.lightning_module, name)()
+
+    def _check_manual(self) -> None:
+        """With manual optimization these are the user's own affair, as in Lightning."""
+        if self.lightning_module.automatic_optimization:
+            return
+        for name in ("gradient_clip_val", "accumulate_grad_batches"):
+            if getattr(self.options, name) not in (None, 1):
+                raise MisconfigurationException(
+                    f"Found {name}={getattr(self.options, name)} together with manual optimization.",
+                    hint=f"Leave {name} out and do it in training_step.",
+                )
+
+    def _set_up_fit(self, train_dataloaders: Any, val_dataloaders: Any) -> None:
+        module = self.lightning_module
+        self._check_manual()
+        source = TrainSource(
+            self._dataloader("train_dataloader", train_dataloaders),
+            seed=self.seed,
+            rank=self.strategy.rank,
+            world_size=self.strategy.world_size,
+        )
+        validation = self._validation(val_dataloaders)
+        self._new_logs()
+        self.fit_loop = FitLoop(self, source, validation)
+        self._choose_transfer()
+        self.strategy.place(module)
+        state = None if self.strategy.restore_checkpoint_after_setup else self._restore_weights()
+        self.optimizers, self.lr_scheduler_configs = parse_configured(module.configure_optimizers())
+        self.strategy.setup(module, self.optimizers)
+        if self.strategy.restore_checkpoint_after_setup:
+            state = self._restore_weights()
+        self._restore_training(state)
+        hyper = {**(self.datamodule.hparams if self.datamodule is not None else {}), **module.hparams}
+        for logger in self.loggers:
+            if hyper:
+                logger.log_hyperparams(hyper)
+        self.checkpoints.begin()
+        self.checkpoints.try_out()
+        self._check_stop()
+
+    def _validation(self, given: Any) -> Evaluation | None:
+        if overridden(self.lightning_module, "validation_step", Module) is None:
+            return None
+        loaders = as_loaders(self._dataloader("val_dataloader", given))
+        return Evaluation(self, "validation", loaders, self.options.limit_val_batches) if loaders else None
+
+    # -- restoring -------------------------------------------------------------------------------------
+
+    def _restore_weights(self) -> dict[str, Any] | None:
+        answer = self.context.resolution.answer
+        if isinstance(answer, FreshStart):
+            if answer.init_from is not None:
+                self.enter(Stage.RESTORE)
+                weights = read_init_weights(answer.init_from)
+                self.strategy.load_model_state_dict(self.lightning_module, weights)
+                self.context.say(f"weights from {answer.init_from}; training starts at step 0")
+            return None
+        if not isinstance(answer, CheckpointRecord):
+            if answer is None:
+                return None
+            raise IncompatibleError(
+                f"{answer} was not written by ckptrun, and this version resumes only from its own checkpoints.",
+                hint="Start a run from its weights: --ckpt none --init-from PATH.",
+            )
+        self.enter(Stage.RESTORE)
+        started = time.monotonic()
+        state = read_checkpoint(answer, STATE_FILE)
+        restore_weights(self, state)
+        self.context.restore_s += time.monotonic() - started
+        return state
+
+    def _restore_training(self, state: dict[str, Any] | None) -> None:
+        answer = self.context.resolution.answer
+        if state is None or not isinstance(answer, CheckpointRecord):
+            return
+        started = time.monotonic()
+        rank_state = self._rank_state(answer)
+        restore_training(self, state, rank_state)
+        self.checkpoints.begin_from(answer)
+        self._adopt(answer)
+        loop = self.fit_loop
+        assert loop is not None
+        progress = self.progress
+        progress.step = progress.start_step = loop.global_step
+        progress.epoch, progress.batch = loop.epoch, loop.batch
+        self.context.restore_s += time.monotonic() - started
+
+    def _rank_state(self, answer: CheckpointRecord) -> dict[str, Any]:
+        """What this rank saved; where there were fewer ranks then, a state of its own made from the seed."""
+        names = {file.path for file in read_manifest(answer.path).files}
+        saved = sum(rank_file(rank) in names for rank in range(len(names)))
+        if answer.weights_only or saved == 0:
+            return {}
+        if saved != self.world_size and self.is_global_zero:
+            self.context.say(
+                f"The checkpoint was written by {saved} ranks and there are {self.world_size} now: the order of the "
+                "samples is kept; sums over ranks are made in another order, so the last bits can differ."
+            )
+        if self.strategy.rank < saved:
+            return read_checkpoint(answer, rank_file(self.strategy.rank))
+        state = read_checkpoint(answer, rank_file(0))
+        seed_everything(epoch_seed(self.seed, answer.step) % 2**31 + self.strategy.rank)
+        state["random"] = capture_random_state()
+        return state
+
+    def _adopt(self, resumed: CheckpointRecord) -> None:
+        """Tell checkpoint callbacks of the checkpoint resumed from what only the registry knows: who else wanted it."""
+        if resumed.run_id != self.context.run_id:
+            return
+        entries = {entry["state_key"]: entry for entry in self.checkpoints.registry.callbacks}
+        for callback in self.checkpoint_callbacks:
+            if hasattr(callback, "adopt") and callback.state_key in entries:
+                callback.adopt(resumed.path, entries[callback.state_key], step=resumed.step)
+
+    # -- fit -------------------------------------------------------------------------------------------
+
+    def _fit(self) -> None:
+        loop = self.fit_loop
+        assert loop is not None
+        if not self.lightning_module.training:
+            self.context.say(
+                f"{type(self.lightning_module).__name__} is in eval mode as training begins; it stays as it is. Call "
+                "its train() first if that is not meant."
+            )
+        if self.world_size > 1 and self.context.resolution.fresh:
+            # Weights began the same; what each rank draws from here on (dropout, augmentation) must not.
+            seed_everything(epoch_seed(self.seed, 0) % 2**31 + self.strategy.rank)
+        self.hooks.call("on_fit_start")
+        self._sanity_check()
+        loop.run()
+        self.hooks.call("on_fit_end")
+
+    def _sanity_check(self) -> None:
+        loop, steps = self.fit_loop, self.options.num_sanity_val_steps
+        assert loop is not None
+        resumed = not self.context.resolution.fresh
+        if loop.validation is None or steps == 0 or resumed or self.options.limit_val_batches == 0:
+            return
+        self.enter(Stage.SANITY_CHECKING)
+        self.sanity_checking = True
+        try:
+            self.hooks.call("on_sanity_check_start")
+            loop.validation.run(sanity_steps=None if steps == -1 else steps)
+            self.hooks.call_part("on_validation_end", "checkpoint")
+            self.hooks.call("on_sanity_check_end")
+        finally:
+            self.sanity_checking = False
+        # What was logged there is not a result.
+        self._new_logs()
+
+    # -- validate, test, predict -----------------------------------------------------------------------
+
+    def _evaluate(self, fn: Fn, given: Any) -> Any:
+        kind, module = _KIND[fn], self.lightning_module
+        loader_name = {"validation": "val_dataloader"}.get(kind, f"{kind}_dataloader")
+        if kind != "predict" and overridden(module, f"{kind}_step", Module) is None:
+            raise MisconfigurationException(
+                f"{type(module).__name__} has no {kind}_step.",
+                hint=f"Define {kind}_step(self, batch, batch_idx).",
+            )
+        loaders = as_loaders(self._dataloader(loader_name, given))
+        if not loaders:
+            raise MisconfigurationException(
+                f"There is nothing to {fn} on: no dataloaders, and {loader_name}() returns nothing."
+            )
+        limit = {"validation": "limit_val_batches"}.get(kind, f"limit_{kind}_batches")
+        self._new_logs()
+        self._choose_transfer()
+        self.strategy.place(module)
+        state = self._restore_weights()
+        if state is not None:
+            self._evaluated_step = state["global_step"]
+        self.progress.step = self._evaluated_step
+        evaluation = Evaluation(self, kind, loaders, getattr(self.options, limit))
+        self._check_stop()
+        self.enter(STAGES[kind])
+        metrics = evaluation.run()
+        predictions = self._all_predictions(evaluation.predictions)
+        self.hooks.call_part(f"on_{kind}_end", "checkpoint")
+        if kind != "predict":
+            return metrics
+        return predictions[0] if len(predictions) == 1 else predictions
+
+    def _all_predictions(self, own: list[list[Any]]) -> list[list[Any]]:
+        """The predictions of all ranks in the order of the batches, on rank 0; elsewhere this rank's own."""
+        if self.world_size == 1:
+            return own
+        gathered = self.strategy.gather(_on_cpu(own))
+        if gathered is None:
+            return own
+        # Ranks took the batches in turn; at the end some had one more.
+        missing = object()
+        return [
+            [
+                batch
+                for batches in zip_longest(*ranks, fillvalue=missing)
+                for batch in batches
+                if batch is not missing
+            ]
+            for ranks in zip(*gathered, strict=True)
+        ]
+
+    # -- ends ------------------------------------------------------------------------------------------
+
+    def _outcome(self, reason: StopReason, **more: Any) -> Outcome:
+        return Outcome(
+            reason, self.global_step, self.current_epoch, save_error=self.checkpoints.save_error, **more
+        )
+
+    def _after_stop_training(self) -> Outcome:
+        if self.fit_loop is not None and self.state.fn == "fit":
+            loop = self.fit_loop
+            loop.finished_by = loop.finished_by or "stop_training"
+            try:
+                loop.settle()
+                self.checkpoints.save_boundary(SaveReason.FINAL, finished_by=loop.finished_by)
+            except BaseException as error:
+                return self._outcome(StopReason.EXCEPTION, error=error)
+            return self._outcome(StopReason.DONE, finished_by=loop.finished_by)
+        return self._outcome(StopReason.DONE, finished_by="stop_training")
+
+    def _after_request(self, reason: StopReason) -> Outcome:
+        self.interrupted = True
+        if reason is StopReason.KEYBOARD:
+            # As in Lightning; what checkpoint callbacks would save is saved.
+            self._call_on_exception(KeyboardInterrupt(), parts=("first", "monitoring"))
+        return self._outcome(reason)
+
+    def _after_exception(self, error: BaseException) -> Outcome:
+        self._note_exception(error)
+        ours = isinstance(error, CkptrunError)
+        return self._outcome(StopReason.EXCEPTION, error=error, user_error=not ours)
+
+    def _save_after_interrupt(self) -> None:
+        try:
+            self.checkpoints.save_for_stop(StopRequest(StopReason.KEYBOARD, None, time.monotonic()))
+        except Exception as error:
+            self.context.say(f"saving after KeyboardInterrupt failed: {type(error).__name__}: {error}")
+
+    def _note_exception(self, error: BaseException) -> None:
+        self.interrupted = True
+        self.checkpoints.alone = True
+        if self.fit_loop is not None:
+            self.fit_loop.settle()
+        self._call_on_exception(error, parts=PARTS if self.fit_loop is not None else ("first", "monitoring"))
+
+    def _call_on_exception(self, error: BaseException, parts: Sequence[Part]) -> None:
+        hooks = [hook for part in parts for hook in self.hooks.part("on_exception", part)]
+        if self.datamodule is not None:
+            hooks.insert(0, self.datamodule.on_exception)
+        for hook in hooks:
+            try:
+                hook(error)
+            except BaseException as second:
+                self.context.say(f"on_exception failed too: {type(second).__name__}: {second}")
+
+    def _close(self, fn: Fn, outcome: Outcome) -> Outcome | None:
+        """Tear down; an error here replaces an outcome that was good."""
+        self.enter(Stage.TEARDOWN)
+        status = {StopReason.DONE: "success", StopReason.EXCEPTION: "failed"}.get(
+            outcome.stop_reason, "interrupted"
+        )
+        module, first_error = self.lightning_module, None
+        steps: list[Callable[[], Any]] = [partial(logger.finalize, status) for logger in self.loggers]
+        if outcome.stop_reason is StopReason.DONE:
+            steps += [partial(callback.teardown, self, module, fn) for callback in self.callbacks]
+            if self.datamodule is not None:
+                datamodule = self.datamodule
+                steps.append(lambda: datamodule.teardown(fn))
+            steps.append(lambda: module.teardown(fn))
+        failed = self.checkpoints.alone or outcome.stop_reason is StopReason.EXCEPTION
+        steps.append(lambda: self.strategy.teardown(failed=failed))
+        steps.append(end_workers)
+        for step in steps:
+            try:
+                step()
+            except StopTraining:
+                pass  # it ends what is ending
+            except BaseException as error:
+                first_error = first_error or error
+        if first_error is None:
+            return None
+        if outcome.error is not None:
+            warnings.warn(f"teardown failed too: {type(first_error).__name__}: {first_error}", stacklevel=2)
+            return None
+        ours = isinstance(first_error, CkptrunError)
+        return self._outcome(StopReason.EXCEPTION, error=first_error, user_error=not ours)
+
+    # -- services for the loops --------------------------------------------------------------------------
+
+    def enter(self, stage: Stage) -> None:
+        """Note the stage and tell the supervisor."""
+        self.state.stage = stage
+        self.progress.stage = stage
+        self.context.stage_changed()
+
+    def _check_stop(self) -> None:
+        if self.agreement is not None:
+            self.agreement.ask()
+        if self.stop.request is not None:
+            raise SetupStopped
+
+    def report_first_step(self) -> None:
+        """The attempt has completed its first step."""
+        self.first_step_reported = True
+        self.context.first_step_done()
+
+    def monitored(self, name: str) -> torch.Tensor | None:
+        """The newest value of a metric that something is decided by, the same on every rank; None where there is none.
+
+        Values over an epoch are the same anyway; of one that each rank logs for its own step, rank 0's counts. Every
+        rank has to ask at the same point.
+        """
+        value = self.callback_metrics.get(name)
+        if self.world_size > 1 and not self.checkpoints.alone:
+            value = self.strategy.broadcast(None if value is None else value.detach().cpu())
+        return value
+
+    def clock_s(self) -> float:
+        """Seconds, from any beginning, by which ranks decide alike; with several it moves when they ask each other."""
+        return time.monotonic() if self.agreement is None else self.agreement.clock_s
+
+    def log_step(self) -> None:
+        """Send this step's values to the loggers."""
+        if self.world_size > 1 and not self.checkpoints.alone:
+            self.logs.sync_steps()
+        if self.loggers:
+            metrics = self.logs.step_metrics()
+            if metrics:
+                self.log_to_loggers(metrics)
+
+    def log_to_loggers(self, metrics: dict[str, float]) -> None:
+        """Send ``metrics`` to every logger at the current step."""
+        if self.loggers:
+            row = {"epoch": self.current_epoch, **metrics}
+            for logger in self.loggers:
+                logger.log_metrics(row, self.global_step)
+
+    def forward_context(self) -> Any:
+        """Around a forward pass: autocast under mixed precision."""
+        if self.options.precision == "bf16-mixed":
+            return torch.autocast(self.strategy.root_device.type, dtype=torch.bfloat16)
+        return _NO_CONTEXT
+
+    def _new_logs(self) -> None:
+        self.logs = Logs(self.options.log_every_n_steps)
+        if self.world_size > 1:
+            self.logs.share = self.strategy.gather_all
+
+    def _choose_transfer(self) -> None:
+        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        owners: list[DataHooks] = [o for o in (self.datamodule, self.lightning_module) if o is not None]
+        own = [
+            owner for owner in owners if any(overridden(owner, name, DataHooks) is not None for name in names)
+        ]
+        self._transfer_hooks = own[0] if own else self.lightning_module
+        self.needs_transfer = bool(own) or self.strategy.root_device.type != "cpu"
+
+    def transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """``batch`` on this rank's device, through the transfer hooks."""
+        if not self.needs_transfer:
+            return batch
+        hooks = self._transfer_hooks
+        assert hooks is not None
+        batch = hooks.on_before_batch_transfer(batch, dataloader_idx)
+        batch = hooks.transfer_batch_to_device(batch, self.strategy.root_device, dataloader_idx)
+        return hooks.on_after_batch_transfer(batch, dataloader_idx)
+
+    def progress_metrics(self) -> dict[str, float]:
+        """For the bar and ``status.json``, from another thread: values that cannot be had now are left out."""
+        try:
+            return self.progress_bar_metrics
+        except RuntimeError:  # a dict that grew while it was read
+            return {}
+
+
+def _on_cpu(value: Any) -> Any:
+    """Tensors in nested containers moved to the CPU, so that they can go to another rank."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_on_cpu, value))
+    return value

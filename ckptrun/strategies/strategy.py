@@ -1,0 +1,158 @@
+"""What must a strategy be able to do? The seam between the loops and the hardware.
+
+The loops call nothing else to place a model, to compute gradients, to exchange values between ranks or to get at
+state. Siblings (``ddp``, ``deepspeed``) override what differs; the loops do not know which one runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ckptrun.errors import IncompatibleError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+class TrainedModule(Protocol):
+    """What a strategy needs of a user's module."""
+
+    automatic_optimization: bool
+
+    def training_step(self, *args: Any) -> Any: ...
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+    def buffers(self) -> Iterator[Tensor]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+    def to(self, device: torch.device) -> Any: ...
+
+
+class Strategy:
+    """One process; also the base of all others."""
+
+    name = "single"
+    restore_checkpoint_after_setup = False
+    """Whether weights are restored after :meth:`setup` (a strategy that shards them) or before."""
+
+    own_buffers = False
+    """Whether each rank has buffers of its own, which a checkpoint has to keep besides those of rank 0."""
+
+    def __init__(self, *, rank: int = 0, local_rank: int = 0, world_size: int = 1) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where this rank's model is: the local GPU (or the only one visible), else the CPU."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank if torch.cuda.device_count() > 1 else 0)
+        return torch.device("cpu")
+
+    def setup_environment(self) -> None:
+        """Join the other ranks; nothing for one."""
+        if self.root_device.type == "cuda":
+            torch.cuda.set_device(self.root_device)
+
+    def place(self, module: TrainedModule) -> None:
+        """Move the module to its device, before optimizers are built."""
+        module.to(self.root_device)
+
+    def setup(self, module: TrainedModule, optimizers: Sequence[Optimizer]) -> None:
+        """Wrap the module for training; called once optimizers exist."""
+
+    def training_step(self, module: TrainedModule, *args: Any) -> Any:
+        return module.training_step(*args)
+
+    def backward(self, loss: Tensor, module: TrainedModule, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients through the module's own ``backward``."""
+        module.backward(loss, *args, **kwargs)
+
+    def reduce(self, value: Tensor, op: str) -> Tensor:  # noqa: ARG002
+        """``sum``, ``min``, ``max`` or ``mean`` over the ranks."""
+        return value
+
+    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the backward passes of an accumulation window but the last."""
+        return contextlib.nullcontext()
+
+    def sync_buffers(self, module: TrainedModule) -> None:
+        """Before an evaluation: every rank evaluates with the buffers that a checkpoint would hold."""
+
+    def sync_gradients(self, module: TrainedModule) -> None:
+        """Average gradients that were computed inside :meth:`no_sync` only."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's ``value`` on every rank."""
+        return value
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value in order, on rank 0; None elsewhere."""
+        return [value]
+
+    def gather_all(self, value: Any) -> list[Any]:
+        """Every rank's value in order, on all ranks."""
+        return [value]
+
+    def agree(self, words: Sequence[int]) -> list[int]:
+        """The maximum over ranks of each of a few small numbers, over a CPU channel."""
+        return list(words)
+
+    def model_state_dict(self, module: TrainedModule) -> dict[str, Any]:
+        """Weights and buffers, without any wrapper's prefix."""
+        return module.state_dict()
+
+    def load_model_state_dict(self, module: TrainedModule, state: dict[str, Any]) -> None:
+        """Load weights strictly.
+
+        Raises:
+            IncompatibleError: names or shapes differ; the message names them.
+        """
+        own = module.state_dict()
+        missing = [name for name in own if name not in state]
+        unexpected = [name for name in state if name not in own]
+        shapes = [
+            f"{name}: saved {tuple(state[name].shape)}, model {tuple(value.shape)}"
+            for name, value in own.items()
+            if name in state
+            and isinstance(value, Tensor)
+            and isinstance(state[name], Tensor)
+            and state[name].shape != value.shape
+        ]
+        if missing or unexpected or shapes:
+            parts = [
+                f"{what} {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+                for what, names in (
+                    ("missing", missing),
+                    ("unexpected", unexpected),
+                    ("other shape:", shapes),
+                )
+                if names
+            ]
+            raise IncompatibleError(
+                f"The checkpoint's weights do not fit the model: {'; '.join(parts)}.",
+                hint="Use the model it was trained with, or start another run (--run NAME) of this one.",
+            )
+        module.load_state_dict(state)
+
+    def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        optimizer.load_state_dict(state)
+
+    def teardown(self, *, failed: bool = False) -> None:
+        """Leave the other ranks. ``failed``: this rank or another has failed, so nobody is waited for."""
