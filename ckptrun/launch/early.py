@@ -1,0 +1,54 @@
+"""Can the fork server begin before the config is read? Yes, where the command line itself asks for several ranks.
+
+What it needs to know then (threads, how ranks begin) is guessed as it would be without a config; where the config
+says otherwise, the session ends that server and starts the right one. Decision: it waits here until the session
+takes it. Turned down: starting it in the session alone, a quarter of a second later, which is all lost time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ckptrun.environment.machine import num_cores
+from ckptrun.launch.fork_client import ForkServer
+from ckptrun.launch.plan import environment_of_ranks
+from ckptrun.records import Fn
+
+_STARTS_NOTHING = {"--dry-run", "--print-config", "--help", "-h"}
+_waiting: list[ForkServer] = []
+
+
+def start_early(fn: Fn, arguments: Sequence[str]) -> None:
+    """Start a fork server where ``arguments`` ask for several ranks. Call it from the main thread."""
+    num_ranks = _num_ranks(arguments)
+    if num_ranks > 1 and _STARTS_NOTHING.isdisjoint(arguments):
+        _waiting.append(ForkServer.start(environment_of_ranks(num_ranks, num_cores=num_cores()), fn=fn))
+
+
+def take(env: Mapping[str, str], *, method: str, fn: Fn) -> ForkServer:
+    """The server that was started early, where it is the right one; else a new one. Arguments as for its start."""
+    server = _waiting.pop() if _waiting else None
+    if server is not None and server.made_for == (dict(env), method, fn):
+        return server
+    if server is not None:
+        server.close()
+    return ForkServer.start(env, method=method, fn=fn)
+
+
+def discard() -> None:
+    """End a server that nobody has taken."""
+    while _waiting:
+        _waiting.pop().close()
+
+
+def _num_ranks(arguments: Sequence[str]) -> int:
+    """What ``--nproc`` says; 0 where it is not there, or is not a number."""
+    found = "0"
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--":
+            break
+        if word == "--nproc":
+            found = following
+        elif word.startswith("--nproc="):
+            found = word.partition("=")[2]
+    return int(found) if found.isdecimal() else 0

@@ -1,0 +1,91 @@
+"""Which processes will run, and by which command?
+
+A pure function from options to a plan, so that ``--dry-run`` prints exactly what would be started.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ckptrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What is started: ``inline`` is this very process, so ``argv`` is the command that was given.
+
+    ``env`` stands in the ranks' environment before torch is imported.
+    """
+
+    launcher: str
+    strategy: str
+    num_ranks: int
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = "in this process" if self.launcher == "inline" else f"by {self.launcher}"
+        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+        return f"{shlex.join(self.argv)}\n  {ranks} {where}, strategy {self.strategy}"
+
+
+def make_plan(
+    *,
+    launcher: str,
+    strategy: str,
+    num_ranks: int,
+    command: Sequence[str],
+    num_cores: int = 1,
+    num_gpus: int = 0,
+    num_threads: int | None = None,
+    supervised: bool = False,
+) -> LaunchPlan:
+    """The plan for one attempt.
+
+    Args:
+        strategy: ``single`` is taken for "not chosen" where there are several ranks.
+        num_threads: threads per rank; the cores divided among the ranks where None.
+        supervised: something is asked for that needs ranks in processes of their own (restarts, hang detection).
+
+    Raises:
+        UsageError: launcher, strategy and number of ranks do not go together.
+    """
+    if launcher == "auto":
+        launcher = "torchrun" if num_ranks > 1 or supervised or strategy == "ddp" else "inline"
+    if launcher not in ("inline", "torchrun"):
+        raise UsageError(
+            f"launcher is {launcher!r}; this version has inline and torchrun.",
+            hint="Use --launcher torchrun.",
+        )
+    if launcher == "inline" and (num_ranks > 1 or strategy == "ddp"):
+        raise UsageError(
+            f"the inline launcher runs one rank with strategy single; asked for are {num_ranks} and {strategy!r}.",
+            hint="Leave --launcher out, or use --launcher torchrun.",
+        )
+    if launcher == "inline":
+        return LaunchPlan("inline", "single", 1, tuple(command))
+    warnings = []
+    if num_gpus and num_ranks > num_gpus:
+        raise UsageError(
+            f"{num_ranks} ranks are asked for, and this host has {num_gpus} GPUs.",
+            hint=f"Use --nproc {num_gpus}.",
+        )
+    if not num_gpus and num_ranks > num_cores:
+        warnings.append(f"{num_ranks} ranks share {num_cores} cores; they will take turns")
+    chosen = "ddp" if num_ranks > 1 else strategy
+    return LaunchPlan(
+        "torchrun",
+        chosen,
+        num_ranks,
+        tuple(command),
+        environment_of_ranks(num_ranks, num_cores=num_cores, num_threads=num_threads),
+        tuple(warnings),
+    )
+
+
+def environment_of_ranks(num_ranks: int, *, num_cores: int, num_threads: int | None = None) -> dict[str, str]:
+    """What must stand in the environment before torch is imported; ``num_threads`` as for :func:`make_plan`."""
+    return {"OMP_NUM_THREADS": str(num_threads or max(1, num_cores // num_ranks))}

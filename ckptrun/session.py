@@ -1,0 +1,553 @@
+"""What is the story of one command that trains or evaluates?
+
+    lease  ->  resolve  ->  is anything left to do?  ->  ledger  ->  ranks  ->  ledger, status, lease back
+
+Both the command line and ``ckptrun.Trainer`` in a script tell it through here, so that rules, exit codes and files
+are the same. Nothing heavy is imported before it is known that ranks will run.
+
+Decision: a fit resolves while it holds the lease, so that nobody saves between the choice and the start; where the
+run's folder does not exist yet it resolves once before, so that a reference that cannot be served creates nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ckptrun.checkpoint.commit import sweep as sweep_checkpoints
+from ckptrun.environment.versions import versions
+from ckptrun.errors import CkptrunError, RunInUseError, UsageError
+from ckptrun.launch.early import take
+from ckptrun.launch.forced_end import end_evaluation_by_force
+from ckptrun.launch.fork_client import ForkServer
+from ckptrun.launch.inline import RankMain, run_inline
+from ckptrun.launch.plan import LaunchPlan
+from ckptrun.launch.restarts import Tried, give_up
+from ckptrun.launch.supervisor import Display, Supervision, Supervisor
+from ckptrun.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    Fn,
+    JobFacts,
+    Outcome,
+    Progress,
+    Resolution,
+    ResolutionError,
+)
+from ckptrun.resolve.finished import Limits, nothing_left
+from ckptrun.resolve.gather import Gathered, gather, resolve_gathered
+from ckptrun.resolve.rules import given_reference
+from ckptrun.run.attempts import append_start, next_attempt
+from ckptrun.run.evals import begin_eval
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.identity import ensure_identity, read_identity
+from ckptrun.run.lease import Holder, Lease, live_holder
+from ckptrun.run.rank_processes import end_leftovers
+from ckptrun.run.registry import edit
+from ckptrun.run.sweep import sweep as sweep_run
+from ckptrun.stop import StopListener, exit_code
+from ckptrun.storage.files import write_atomic
+
+if TYPE_CHECKING:
+    from ckptrun.fit.context import RankContext
+
+_FORCED_END_S = 10.0  # far more than a forced end takes
+_NO_RESTART_HELPS = (
+    2,
+    4,
+    5,
+)  # exit codes: wrong config, in use by somebody else, a checkpoint that does not fit
+ConfigCheck = Callable[[RunFolder, Resolution], tuple[ResolutionError | None, Sequence[str]]]
+
+
+def _print(line: str, is_error: bool) -> None:
+    print(line, file=sys.stderr if is_error else sys.stdout, flush=True)
+
+
+@dataclass
+class SessionSpec:
+    """What is to be done. ``rank_main`` runs in each rank; everything else is the supervisor's."""
+
+    fn: Fn
+    folder: RunFolder
+    rank_main: RankMain
+    listener: StopListener
+    plan: LaunchPlan
+    reference: str | None = None
+    init_from: str | None = None
+    allow_fallback: bool = False
+    trust: bool = False
+    pin: dict[str, Any] | None = None  # a path that a script manages itself; takes the place of the run's pin
+    fast_dev_run: bool = False
+    limits: Limits = field(default_factory=Limits)
+    early_stopping_changed: Callable[[RunFolder], bool] = lambda _: False
+    config_text: str | None = None  # what is stored as the run's config.yaml
+    check_config: ConfigCheck | None = None
+    grace_s: float = 30.0
+    save_on_stop: bool = True
+    on_save_error: str = "retry"
+    job: JobFacts | None = None
+    command: Sequence[str] = ()
+    on_resolution: Callable[[Resolution], None] = lambda _: None
+    all_candidates: bool = False
+    prepare: Callable[[], None] = lambda: None  # the first heavy work, once it is known that ranks will run
+    echo: Callable[[str], None] = lambda _: None
+    output: Callable[[str, bool], None] = (
+        _print  # a line that rank 0 prints as another process; True: on stderr
+    )
+    max_restarts: int = 0
+    hang_timeout_s: float | None = None
+    make_display: Callable[[Progress, Callable[[], dict[str, float]]], Display] | None = None
+    start_method: str = "fork"  # how ranks begin under torchrun
+    fork_server: ForkServer | None = None
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """What came of it. ``outcome`` is None where no rank ran."""
+
+    exit_code: int
+    resolution: Resolution | None = None
+    outcome: Outcome | None = None
+    nothing_left: str | None = None
+    eval_dir: str | None = None
+    error: CkptrunError | None = None
+
+
+def preview(spec: SessionSpec) -> tuple[Resolution, int, str | None]:
+    """The answer that running ``spec`` would begin with, changing nothing.
+
+    Returns:
+        The resolution, the exit code that the command would end with where it would not start (else 0), and why
+        there is nothing left to do (else None).
+    """
+    holder = None
+    if spec.fn == "fit" and not spec.fast_dev_run:
+        holder = live_holder(spec.folder.lease)
+    gathered, resolution = _resolve(spec)
+    if holder is not None and resolution.error is None:
+        error = ResolutionError(
+            RunInUseError.exit_code,
+            f"run {spec.folder.name!r} is in use by {holder}",
+            "Wait for it to end, ask it to stop with `ckptrun stop`, or choose another name with --run.",
+        )
+        return replace(resolution, error=error), error.exit_code, None
+    code = 0 if resolution.error is None else resolution.error.exit_code
+    return resolution, code, _nothing_left(spec, gathered, resolution)
+
+
+def run_session(spec: SessionSpec) -> SessionResult:
+    """Do it.
+
+    Raises:
+        CkptrunError: nothing was started, and there is no resolution that could say why.
+    """
+    spec.listener.grace_s = spec.grace_s
+    _start_fork_server(spec)
+    try:
+        if spec.fn != "fit":
+            return _evaluate(spec)
+        if spec.fast_dev_run:
+            return _fit_without_a_trace(spec)
+        return _fit(spec)
+    finally:
+        if spec.fork_server is not None:
+            spec.fork_server.close()
+
+
+def _start_fork_server(spec: SessionSpec) -> None:
+    """It imports torch while the checkpoint is chosen."""
+    if spec.plan.launcher == "torchrun" and (spec.fork_server is None or spec.fork_server.closed):
+        spec.fork_server = take(spec.plan.env, method=spec.start_method, fn=spec.fn)
+
+
+# -- resolving -----------------------------------------------------------------------------------------------
+
+
+def _resolve(spec: SessionSpec) -> tuple[Gathered, Resolution]:
+    gathered = gather(
+        spec.folder,
+        fn=spec.fn,
+        reference=spec.reference,
+        init_from=spec.init_from,
+        allow_fallback=spec.allow_fallback,
+        all_candidates=spec.all_candidates,
+        fast_dev_run=spec.fast_dev_run,
+        job=spec.job,
+        command_key=_command_key(spec),
+    )
+    if spec.pin is not None:
+        gathered.registry.pin = spec.pin
+    resolution = resolve_gathered(gathered)
+    if resolution.error is None and spec.check_config is not None:
+        error, warnings = spec.check_config(spec.folder, resolution)
+        resolution = replace(resolution, error=error, warnings=(*resolution.warnings, *warnings))
+    return gathered, resolution
+
+
+def _command_key(spec: SessionSpec) -> str:
+    """Names this command line in this folder, so that a loop in a script that starts it again is recognised."""
+    words = "\0".join((os.getcwd(), *spec.command))
+    return hashlib.sha1(words.encode(), usedforsecurity=False).hexdigest()[:16]
+
+
+def _nothing_left(spec: SessionSpec, gathered: Gathered, resolution: Resolution) -> str | None:
+    if (
+        spec.fn != "fit"
+        or resolution.error is not None
+        or not isinstance(resolution.answer, CheckpointRecord)
+    ):
+        return None
+    return nothing_left(
+        gathered.registry.finished,
+        resolution.answer,
+        spec.limits,
+        early_stopping_changed=spec.early_stopping_changed(spec.folder),
+    )
+
+
+def _refused(resolution: Resolution) -> SessionResult:
+    assert resolution.error is not None
+    return SessionResult(resolution.error.exit_code, resolution)
+
+
+# -- fit -------------------------------------------------------------------------------------------------------
+
+
+def _fit(spec: SessionSpec) -> SessionResult:
+    folder = spec.folder
+    if not folder.exists():
+        _, resolution = _resolve(spec)
+        if resolution.error is not None:
+            spec.on_resolution(resolution)
+            return _refused(resolution)
+    holder = Holder.this_process(job=spec.job, command=" ".join(spec.command))
+    try:
+        folder.create()
+        lease = Lease.acquire(folder.lease, holder, sequence=_noted_sequence(folder), on_wait=spec.echo)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        gathered, resolution = _resolve(spec)
+        spec.on_resolution(resolution)
+        if resolution.error is not None:
+            return _refused(resolution)
+        done = _nothing_left(spec, gathered, resolution)
+        if done is not None:
+            spec.echo(f"nothing left to do: {done}")
+            return SessionResult(0, resolution, nothing_left=done)
+        spec.prepare()
+        return _attempts(spec, lease, gathered, resolution)
+    finally:
+        try:
+            lease.release()
+        except OSError:
+            pass  # a dead holder is taken over at once
+
+
+def _unwritable(folder: RunFolder, error: OSError) -> UsageError:
+    return UsageError(
+        f"the run's folder {folder.path} cannot be written: {error.strerror or error}",
+        hint="Check its permissions and the space on its disk, or name another place with --root.",
+    )
+
+
+def _noted_sequence(folder: RunFolder) -> int:
+    from ckptrun.checkpoint.catalogue import Catalogue
+
+    return Catalogue(folder.checkpoints_dir).highest_sequence()
+
+
+def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Resolution) -> SessionResult:
+    """Attempts until one ends as it should, or no restart helps any more; each is resolved anew."""
+    tried: list[Tried] = []
+    committed = gathered.registry.committed_sequence
+    while True:
+        result = _attempt(spec, lease, gathered, resolution)
+        outcome = result.outcome
+        assert outcome is not None
+        tried.append(_tried(outcome, resolution))
+        why = give_up(tried, spec.max_restarts)
+        if why is not None or spec.listener.request is not None:
+            if why:
+                spec.echo(why)
+            return result
+        spec.echo(f"{_one_line(outcome)}; restart {len(tried)} of {spec.max_restarts}")
+        _start_fork_server(spec)
+        gathered, again = _resolve(spec)
+        if gathered.registry.committed_sequence > committed:
+            # What was given holds for the first start; once something is saved, the newest save counts.
+            gathered, again = _resolve(replace(spec, reference="last", pin=None))
+        spec.on_resolution(again)
+        if again.error is not None:
+            return result
+        resolution = again
+
+
+def _tried(outcome: Outcome, resolution: Resolution) -> Tried:
+    start, error = resolution.answer, outcome.error
+    return Tried(
+        outcome.stop_reason,
+        resolution.path,
+        resolution.step or 0,
+        outcome.step,
+        before=start.parent if isinstance(start, CheckpointRecord) else None,
+        final=not outcome.user_error and getattr(error, "exit_code", None) in _NO_RESTART_HELPS,
+    )
+
+
+def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Resolution) -> SessionResult:
+    folder = spec.folder
+    found_versions = versions()
+    try:
+        identity = ensure_identity(folder, spec.command)
+        killed = end_leftovers(folder)
+        if killed:
+            spec.echo(
+                f"ended {len(killed)} processes that an earlier attempt had left: {', '.join(map(str, killed))}"
+            )
+        sweep_run(folder)
+        sweep_checkpoints(folder.checkpoints_dir)
+        if gathered.registry.committed_sequence == 0:
+            _store_config(spec)
+        if lease.epoch > 1:
+            _note_takeover(folder, lease)
+        record = AttemptRecord(
+            attempt=next_attempt(list(gathered.facts.attempts)),
+            fn=spec.fn,
+            started_at=time.time(),
+            reference=given_reference(gathered.facts, gathered.registry),
+            rule=resolution.rule,
+            resolved=resolution.path,
+            job=spec.job.key if spec.job is not None and spec.job.batch else None,
+            command_key=_command_key(spec),
+            start_sequence=gathered.registry.committed_sequence,
+            start_step=resolution.step or 0,
+        )
+        append_start(folder.attempts, record, versions=found_versions)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    progress = Progress(fn=spec.fn)
+    context_metrics: list[Callable[[], dict[str, float]]] = [dict]
+    display = _display(spec, progress, lambda: context_metrics[0]())
+    supervisor = Supervisor(
+        Supervision(
+            run=folder,
+            lease=lease,
+            attempt=record,
+            earlier_best_step=max((a.end_step or 0 for a in gathered.facts.attempts), default=0),
+            checkpoint=resolution.path,
+            sequence=gathered.registry.committed_sequence,
+        ),
+        listener=spec.listener,
+        progress=progress,
+        display=display,
+        metrics=lambda: context_metrics[0](),
+    )
+    from ckptrun.fit.context import RankContext
+
+    context = RankContext(
+        run=folder,
+        run_id=identity.id,
+        attempt=record.attempt,
+        lease_epoch=lease.epoch,
+        resolution=resolution,
+        stop=spec.listener,
+        progress=progress,
+        job=record.job,
+        strategy=spec.plan.strategy,
+        save_on_stop=spec.save_on_stop,
+        on_save_error=spec.on_save_error,
+        trust=spec.trust,
+        versions=found_versions,
+        resume_past_early_stop=spec.early_stopping_changed(folder),
+        saved=supervisor.saved,
+        stage_changed=supervisor.stage_changed,
+        saving=supervisor.saving,
+        save_served=supervisor.save_served,
+        say=supervisor.say,
+        may_save=lambda: not supervisor.lease_lost and lease.still_mine(),
+        first_step_done=lambda: _first_step_done(spec, resolution, supervisor.say),
+        logs_dir=folder.logs_dir,
+    )
+    context_metrics[0] = lambda: context.metrics()
+    supervisor.restore_s = lambda: context.restore_s
+    try:
+        supervisor.start()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    outcome, code = _ranks(spec, context, display, supervisor)
+    supervisor.finish(outcome, code, error=_one_line(outcome))
+    return SessionResult(code, resolution, outcome)
+
+
+def _store_config(spec: SessionSpec) -> None:
+    """Keep the config as the run's own: at once in a run without checkpoints, else once it has made a step, so that
+    one which does not even build is never what the next attempt is compared with."""
+    if spec.config_text is not None:
+        write_atomic(spec.folder.config_yaml, spec.config_text.encode(), durable=True)
+
+
+def _first_step_done(spec: SessionSpec, resolution: Resolution, say: Callable[[str], None]) -> None:
+    try:
+        _store_config(spec)
+    except OSError as error:
+        say(f"{spec.folder.config_yaml} could not be written: {error.strerror}.")
+    if resolution.removes_pin:
+        _remove_pin(spec.folder, say)
+
+
+def _note_takeover(folder: RunFolder, lease: Lease) -> None:
+    edit(folder.registry, lambda registry: registry.note_takeover(lease.epoch, lease.sequence_at_takeover))
+
+
+def _remove_pin(folder: RunFolder, say: Callable[[str], None]) -> None:
+    def change(registry: Any) -> None:
+        registry.pin = None
+
+    try:
+        edit(folder.registry, change)
+    except OSError as error:
+        say(f"The pin could not be removed: {error.strerror or error}. `ckptrun unpin` does it.")
+
+
+def _fit_without_a_trace(spec: SessionSpec) -> SessionResult:
+    """``fast_dev_run``: a few batches, and nothing is written."""
+    from ckptrun.fit.context import RankContext
+
+    _, resolution = _resolve(spec)
+    spec.on_resolution(resolution)
+    if resolution.error is not None:
+        return _refused(resolution)
+    spec.prepare()
+    progress = Progress(fn=spec.fn)
+    context = RankContext(
+        resolution=resolution, stop=spec.listener, progress=progress, say=spec.echo, save_on_stop=False
+    )
+    display = _display(spec, progress, lambda: context.metrics())
+    context.say = display.say
+    outcome, code = _ranks(spec, context, display)
+    spec.listener.finished()
+    return SessionResult(code, resolution, outcome)
+
+
+# -- validate, test, predict -----------------------------------------------------------------------------------
+
+
+def _evaluate(spec: SessionSpec) -> SessionResult:
+    from ckptrun.fit.context import RankContext
+
+    _, resolution = _resolve(spec)
+    spec.on_resolution(resolution)
+    if resolution.error is not None:
+        return _refused(resolution)
+    spec.prepare()
+    evaluation = None
+    if not spec.fast_dev_run:
+        evaluation = begin_eval(spec.folder, spec.fn, resolution.path)
+    end_evaluation_by_force(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
+    identity = read_identity(spec.folder)
+    progress = Progress(fn=spec.fn)
+    context = RankContext(
+        run=spec.folder,
+        run_id=identity.id if identity is not None else "",
+        resolution=resolution,
+        stop=spec.listener,
+        progress=progress,
+        trust=spec.trust,
+        versions=versions(),
+        save_on_stop=False,
+        logs_dir=evaluation.path if evaluation is not None else None,
+    )
+    display = _display(spec, progress, lambda: context.metrics())
+    context.say = display.say
+    outcome, code = _ranks(spec, context, display)
+    spec.listener.finished()
+    if evaluation is not None:
+        metrics = outcome.results if spec.fn != "predict" else None
+        try:
+            evaluation.end(metrics=metrics, status=str(outcome.stop_reason))
+        except OSError as error:
+            spec.echo(f"The end could not be noted in {evaluation.path}: {error.strerror or error}.")
+    return SessionResult(
+        code, resolution, outcome, eval_dir=evaluation.path if evaluation is not None else None
+    )
+
+
+# -- ranks -----------------------------------------------------------------------------------------------------
+
+
+class _Quiet:
+    """No bar: lines go where notices go."""
+
+    def __init__(self, echo: Callable[[str], None]) -> None:
+        self._echo = echo
+
+    def start(self) -> None: ...
+
+    def stop(self, final_line: str | None = None) -> None:
+        if final_line is not None:
+            self._echo(final_line)
+
+    def say(self, text: str) -> None:
+        self._echo(text)
+
+
+def _display(spec: SessionSpec, progress: Progress, metrics: Callable[[], dict[str, float]]) -> Display:
+    return _Quiet(spec.echo) if spec.make_display is None else spec.make_display(progress, metrics)
+
+
+def _ranks(
+    spec: SessionSpec, context: RankContext, display: Display, supervisor: Supervisor | None = None
+) -> tuple[Outcome, int]:
+    context.strategy = spec.plan.strategy
+    display.start()
+    try:
+        if spec.plan.launcher == "inline":
+            outcome = run_inline(spec.rank_main, context)
+        else:
+            outcome = _torchrun(spec, context, supervisor)
+    finally:
+        if spec.listener.ends_at_once:
+            # Its workers were killed under it, so what it says is not how this ends: the listener's thread, which
+            # shows and writes that, ends the process.
+            time.sleep(_FORCED_END_S)
+        display.stop()
+    request = spec.listener.request
+    return outcome, exit_code(outcome, request=request)
+
+
+def _torchrun(spec: SessionSpec, context: RankContext, supervisor: Supervisor | None) -> Outcome:
+    from ckptrun.launch.start_ranks import run_torchrun
+
+    server = spec.fork_server
+    assert server is not None
+
+    def dump_with(dump: Callable[[], None]) -> None:
+        if supervisor is not None:
+            supervisor.dump_stacks = dump
+
+    return run_torchrun(
+        spec.rank_main,
+        context,
+        server,
+        nproc=spec.plan.num_ranks,
+        listener=spec.listener,
+        hang_timeout_s=spec.hang_timeout_s,
+        output=spec.output,
+        started=supervisor.ranks if supervisor is not None else lambda _: None,
+        dump_with=dump_with,
+    )
+
+
+def _one_line(outcome: Outcome) -> str | None:
+    if outcome.error is None:
+        return outcome.save_error
+    text = str(outcome.error).strip().splitlines()
+    name = getattr(outcome.error, "type_name", type(outcome.error).__name__)
+    return f"{name}: {text[0]}" if text and name else (text or [name])[0]
