@@ -1,0 +1,219 @@
+"""What do ``fit``, ``validate``, ``test`` and ``predict`` have in common? Their whole story, in three acts.
+
+    resolve   which config, run and checkpoint: no class of the user's is imported for it
+    print     what was decided and why, on stderr; with --dry-run or --print-config the story ends here
+    launch    the ranks do the work, the supervisor watches, and what came of it is told
+
+Decision: the command line gathers what is asked and hands it to :mod:`ckptrun.session`, which a Trainer in
+Python goes through as well. Turned down: a path of its own for each command, with its own idea of stopping.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from ckptrun.cli.drift import config_check, early_stopping_changed
+from ckptrun.cli.options import FnOptions, command_line
+from ckptrun.cli.output import note, print_json, say, stdout_kept_for_json
+from ckptrun.cli.rank import RankWork
+from ckptrun.cli.report import tell_problem
+from ckptrun.cli.resolution import lines
+from ckptrun.cli.settle import Settled, settle_fn
+from ckptrun.config.support import check_supported
+from ckptrun.config.yaml_format import dump
+from ckptrun.launch.plan import LaunchPlan, make_plan
+from ckptrun.records import Fn, Progress, Resolution
+from ckptrun.resolve.explain import headline, to_json
+from ckptrun.resolve.finished import Limits
+from ckptrun.session import SessionSpec, preview, run_session
+from ckptrun.stop import StopListener
+
+if TYPE_CHECKING:
+    from ckptrun.launch.supervisor import Display
+
+DEFAULT_GRACE_S = 30.0
+_DEFAULT_MAX_EPOCHS = 1000  # Lightning's, where nothing else limits training
+
+
+def run_fn(fn: Fn, options: FnOptions, listener: StopListener | None) -> int:
+    """Run one fn command and return its exit code.
+
+    Args:
+        listener: the one that has recorded signals since the process began.
+
+    Raises:
+        CkptrunError: nothing was started.
+    """
+    settled = settle_fn(fn, options, os.environ)
+    if options.print_config:
+        return _print_config(settled, as_json=options.json)
+    spec = make_spec(settled, options, listener or StopListener())
+    if options.dry_run:
+        return _dry_run(spec, as_json=options.json)
+    return _launch(spec, options)
+
+
+def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> SessionSpec:
+    """What the session has to know, from the options and the config.
+
+    Raises:
+        ConfigError: the config asks for something that is not available yet, or has no model.
+        UsageError: there is no launcher for it.
+    """
+    config, fn = settled.config, settled.fn
+    check_supported(config)
+    work = RankWork(fn, config)
+    command = command_line(fn, options)
+    plan = _plan(settled, command)
+    return SessionSpec(
+        fn=fn,
+        folder=settled.folder,
+        rank_main=work,
+        listener=listener,
+        plan=plan,
+        reference=options.ckpt,
+        init_from=options.init_from,
+        allow_fallback=options.allow_fallback,
+        trust=options.trust,
+        fast_dev_run=bool(config.trainer.fast_dev_run),
+        limits=_limits(settled),
+        early_stopping_changed=early_stopping_changed(config),
+        config_text=None if options.dry_run else dump(config.resolved_tree()),
+        check_config=config_check(
+            config,
+            override=options.override,
+            exact=options.exact,
+            look_at_code=not options.dry_run,
+        )
+        if fn == "fit"
+        else None,
+        grace_s=DEFAULT_GRACE_S if config.launch.grace_s is None else config.launch.grace_s,
+        save_on_stop=config.run.save_on_stop,
+        on_save_error=config.run.on_save_error,
+        job=settled.job,
+        command=command,
+        on_resolution=tell_resolution,
+        prepare=work.prepare if plan.launcher == "inline" else lambda: None,
+        echo=lambda text: note(f"ckptrun: {text}"),
+        max_restarts=config.launch.max_restarts,
+        hang_timeout_s=config.launch.hang_timeout_s,
+        start_method=config.launch.start_method,
+        output=lambda line, is_error: (note if is_error else say)(line),
+        make_display=_display_of(settled),
+    )
+
+
+def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
+    from ckptrun.environment.machine import num_cores, num_gpus
+
+    config = settled.config
+    gpus = num_gpus(os.environ) if config.launch.nproc != 1 else 0
+    plan = make_plan(
+        launcher=config.launch.launcher,
+        strategy=config.strategy.name,
+        num_ranks=max(1, gpus) if config.launch.nproc == "auto" else int(config.launch.nproc),
+        command=command,
+        num_cores=num_cores(),
+        num_gpus=gpus,
+        num_threads=config.trainer.num_threads,
+        supervised=config.launch.max_restarts > 0 or config.launch.hang_timeout_s is not None,
+    )
+    for text in plan.warnings:
+        note(f"ckptrun: warning: {text}")
+    return plan
+
+
+def tell_resolution(resolution: Resolution) -> None:
+    """Say on stderr where the work begins, and why."""
+    for text in resolution.warnings:
+        note(f"ckptrun: warning: {text}")
+    for text in resolution.notices:
+        note(f"ckptrun: {text}")
+    if resolution.error is None:
+        note(f"ckptrun: {headline(resolution)}")
+
+
+def _print_config(settled: Settled, *, as_json: bool) -> int:
+    from ckptrun.config.show import show_config
+
+    if as_json:
+        print_json(settled.config.resolved_tree())
+    else:
+        say(show_config(settled.config).rstrip("\n"))
+    return 0
+
+
+def _dry_run(spec: SessionSpec, *, as_json: bool) -> int:
+    resolution, code, nothing_left = preview(spec)
+    if as_json:
+        print_json(
+            {
+                "run": spec.folder.name,
+                "fn": spec.fn,
+                "exit_code": code,
+                "nothing_left": nothing_left,
+                "command": list(spec.plan.argv),
+                "launcher": spec.plan.launcher,
+                "strategy": spec.plan.strategy,
+                "num_ranks": spec.plan.num_ranks,
+                "resolution": to_json(resolution),
+            }
+        )
+        return code
+    show_preview(resolution, nothing_left)
+    if resolution.error is None and nothing_left is None:
+        say(f"\nwould run: {spec.plan}")
+    return code
+
+
+def show_preview(resolution: Resolution, nothing_left: str | None, *, all_candidates: bool = False) -> None:
+    """The resolution explained on stdout, what speaks against it on stderr."""
+    for line in lines(resolution, all_candidates=all_candidates):
+        say(line)
+    for text in resolution.warnings:
+        note(f"ckptrun: warning: {text}")
+    for text in resolution.notices:
+        note(f"ckptrun: {text}")
+    if resolution.error is not None:
+        tell_problem(resolution.error.message, resolution.error.hint)
+    elif nothing_left is not None:
+        say(f"nothing left to do: {nothing_left}")
+
+
+def _launch(spec: SessionSpec, options: FnOptions) -> int:
+    from ckptrun.cli.ending import document, print_results, save_predictions, tell
+
+    with stdout_kept_for_json() if options.json else nullcontext() as write:
+        result = run_session(spec)
+        tell(spec.fn, spec.folder, result, spec.command, debug=options.debug)
+        predictions = save_predictions(result) if spec.fn == "predict" else None
+        if predictions is not None:
+            note(f"ckptrun: predictions are in {predictions}")
+        if write is not None:
+            write(document(spec.fn, spec.folder, result))
+        elif result.outcome is not None:
+            print_results(spec.fn, result.outcome)
+    return result.exit_code
+
+
+def _display_of(settled: Settled) -> Callable[[Progress, Callable[[], dict[str, float]]], Display] | None:
+    if not settled.config.trainer.enable_progress_bar:
+        return None
+
+    def make(progress: Progress, metrics: Callable[[], dict[str, float]]) -> Display:
+        from ckptrun.launch.progress_bar import make_display
+
+        return make_display(progress, metrics, run=settled.folder.name)
+
+    return make
+
+
+def _limits(settled: Settled) -> Limits:
+    trainer = settled.config.trainer
+    max_epochs = trainer.max_epochs
+    if max_epochs is None and trainer.max_steps == -1 and trainer.max_time is None:
+        max_epochs = _DEFAULT_MAX_EPOCHS
+    return Limits(max_steps=trainer.max_steps, max_epochs=max_epochs, max_time_s=trainer.max_time)

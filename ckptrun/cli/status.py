@@ -1,0 +1,122 @@
+"""What is a run doing now? Exit code 0 for any run that exists, whatever it is doing.
+
+Decision: ``--watch`` rewrites its lines in place on a terminal and writes one line a change elsewhere, so
+that it can be logged. Turned down: a full-screen display, which loses what it showed when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from ckptrun.cli.options import ConfigOption, DebugOption, JsonOption, RootOption, RunArgument, RunOption
+from ckptrun.cli.output import age, metrics_text, print_json, say, style, when
+from ckptrun.cli.settle import named_once, settle_run
+from ckptrun.records import Status
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.status import StatusRecord, read_status
+
+KEYS = (
+    "run", "status", "stop_reason", "fn", "stage", "step", "epoch", "max_steps", "metrics", "checkpoint",
+    "attempt", "ranks", "heartbeat_age_s", "exit_code",
+)  # fmt: skip
+_LIVE = (Status.INITIALIZING, Status.RUNNING)
+_WATCH_EVERY_S = 1.0
+_COLOURS = {
+    Status.RUNNING: "green", Status.FINISHED: "green", Status.INTERRUPTED: "yellow", Status.LOST: "red",
+}  # fmt: skip
+
+
+def status(
+    run_argument: RunArgument = None,
+    run: RunOption = None,
+    root: RootOption = None,
+    config: ConfigOption = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again until the run has stopped.")
+    ] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 - main() reads it
+) -> int:
+    """Show the state of one run."""
+    folder = settle_run(named_once(run_argument, run), root, config, os.environ)
+    record = read_status(folder)
+    num_lines, shown = 0, ""
+    in_place = sys.stdout.isatty()
+    while watch and record is not None and record.status in _LIVE:
+        lines = describe(record) if in_place else [summary(record)]
+        if in_place and num_lines:
+            say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(lines))
+        elif not json and summary(record) != shown:
+            say("\n".join(lines))
+        num_lines, shown = len(lines), summary(record)
+        time.sleep(_WATCH_EVERY_S)
+        record = read_status(folder)
+    if json:
+        print_json(document(folder, record))
+    elif record is None:
+        say(f"{folder.name}: it has never written a status")
+    else:
+        if in_place and num_lines:
+            say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(describe(record)))
+        else:
+            say("\n".join(describe(record)))
+    return 0
+
+
+def document(folder: RunFolder, record: StatusRecord | None) -> dict[str, Any]:
+    """What ``status --json`` says; a run that has never written a status has ``status`` null."""
+    if record is None:
+        return {**dict.fromkeys(KEYS), "run": folder.name, "metrics": {}, "ranks": []}
+    known = record.to_dict()
+    return {key: known[key] for key in KEYS}
+
+
+def state(record: StatusRecord) -> str:
+    """The status with its stop reason, as one word or two: ``INTERRUPTED (keyboard)``."""
+    if record.status is Status.LOST and record.lost_since is not None:
+        return f"LOST since {when(record.lost_since)}"
+    return f"{record.status} ({record.stop_reason})" if record.stop_reason else str(record.status)
+
+
+def position(record: StatusRecord) -> str:
+    """The step, of how many."""
+    return f"{record.step}/{record.max_steps}" if record.max_steps else str(record.step)
+
+
+def summary(record: StatusRecord) -> str:
+    """One line about a run."""
+    stage = f" {record.stage}" if record.status in _LIVE and record.stage else ""
+    parts = [f"{record.run}: {state(record)}{stage}", f"step {position(record)}", f"epoch {record.epoch}"]
+    return ", ".join([*parts, *filter(None, [metrics_text(_known(record))])])
+
+
+def describe(record: StatusRecord) -> list[str]:
+    """A run in a few lines, one fact a line."""
+    facts: list[tuple[str, str]] = [
+        ("run", record.run),
+        ("status", style(state(record), _COLOURS.get(record.status, "bold"))),
+    ]
+    if record.status in _LIVE and record.stage:
+        facts.append(("stage", record.stage))
+    facts.append(("step", f"{position(record)}, epoch {record.epoch}"))
+    if record.metrics:
+        facts.append(("metrics", metrics_text(_known(record), most=8)))
+    facts.append(("checkpoint", record.checkpoint or "none yet"))
+    facts.append(("attempt", f"{record.attempt} ({record.fn})"))
+    if record.status in _LIVE:
+        ranks = ", ".join(f"{rank.rank}: pid {rank.pid} on {rank.host}" for rank in record.ranks)
+        facts.append(("ranks", ranks or "none yet"))
+    facts.append(("last sign", f"{age(record.heartbeat_age_s)} ago"))
+    if record.exit_code is not None:
+        facts.append(("exit code", str(record.exit_code)))
+    width = max(len(name) for name, _ in facts)
+    return [f"{name.ljust(width)}  {text}" for name, text in facts]
+
+
+def _known(record: StatusRecord) -> dict[str, float]:
+    return {name: float("nan") if value is None else value for name, value in record.metrics.items()}

@@ -1,0 +1,116 @@
+"""The list of commands, and how one is found."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ckptrun
+from ckptrun.cli import app
+from ckptrun.errors import UsageError
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_help_in_the_table_is_the_docstrings_first_line(name: str) -> None:
+    doc = inspect.getdoc(app.load(name))
+    assert doc is not None
+    assert app.COMMANDS[name].help == doc.splitlines()[0]
+
+
+def test_help_imports_no_command(run_cli: Callable[..., Any]) -> None:
+    code = (
+        "import sys; from ckptrun.__main__ import main; main(['--help']);"
+        "print('LOADED', *[m for m in sys.modules if m.startswith('ckptrun.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split("LOADED")[1].split())
+    assert not loaded & {f"ckptrun.cli.{entry.module}" for entry in app.COMMANDS.values()}
+    assert "ckptrun.cli.app" in loaded
+
+
+def test_help_lists_every_command(run_cli: Callable[..., Any]) -> None:
+    done = run_cli("--help")
+    assert done.code == 0, done
+    for name, entry in app.COMMANDS.items():
+        assert f" {name} " in done.stdout
+        assert entry.help in done.stdout
+
+
+def test_no_command_shows_the_help_and_is_wrong_usage(run_cli: Callable[..., Any]) -> None:
+    done = run_cli()
+    assert done.code == 2, done
+    assert "Usage: ckptrun" in done.stdout
+
+
+def test_version(run_cli: Callable[..., Any]) -> None:
+    done = run_cli("--version")
+    assert (done.code, done.stdout) == (0, f"ckptrun {ckptrun.__version__}\n"), done
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("fitt", "fit"),
+        ("reslove", "resolve"),
+        ("stats", "status"),
+        ("validat", "validate"),
+        ("un-pin", "unpin"),
+    ],
+)
+def test_a_mistyped_command_gets_the_nearest_name(typed: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        app.run([typed], None)
+    assert typed in caught.value.message
+    assert caught.value.hint == f"did you mean 'ckptrun {meant}'?"
+
+
+def test_a_command_that_is_like_none(run_cli: Callable[..., Any]) -> None:
+    done = run_cli("xyzzy")
+    assert done.code == 2, done
+    assert "there is no command 'xyzzy'" in done.stderr
+    assert "ckptrun --help" in done.stderr
+
+
+def test_a_mistyped_option_gets_the_nearest_name(run_cli: Callable[..., Any]) -> None:
+    done = run_cli("fit", "--cpkt", "last")
+    assert done.code == 2, done
+    assert "--cpkt" in done.stderr
+    assert "--ckpt" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_options(run_cli: Callable[..., Any], shell: str) -> None:
+    def complete(words: str) -> str:
+        env = {
+            "_CKPTRUN_COMPLETE": f"complete_{shell}",
+            "_TYPER_COMPLETE_ARGS": words,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        }
+        return str(run_cli(env=env).stdout)
+
+    assert "resolve" in complete("ckptrun re")
+    assert "--allow-fallback" in complete("ckptrun fit --allow")
+
+
+def test_the_package_offers_its_names_lazily() -> None:
+    code = (
+        "import sys, ckptrun; assert 'torch' not in sys.modules;"
+        "assert set(ckptrun.__all__) <= set(dir(ckptrun));"
+        "from ckptrun import MisconfigurationException, StopTraining; assert 'torch' not in sys.modules;"
+        "from ckptrun import Callback, DataModule, Module, Trainer; print(Module.__name__, Trainer.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "Module Trainer\n"), done.stderr
+
+
+def test_an_unknown_name_of_the_package() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Trianer'"):
+        ckptrun.Trianer  # noqa: B018

@@ -1,0 +1,147 @@
+"""``status`` and ``runs`` on runs in each state."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptrun.cli.status import KEYS, describe, position, state, summary
+from ckptrun.records import Status
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.status import RankRecord, StatusRecord, write_status
+
+RECORD = StatusRecord(
+    run="demo",
+    status=Status.RUNNING,
+    fn="fit",
+    stage="train",
+    step=120,
+    epoch=1,
+    max_steps=1000,
+    metrics={"train_loss": 1.25, "acc": None},
+    checkpoint="/r/demo/checkpoints/00000002-step-00000100",
+    attempt=2,
+    ranks=(RankRecord(0, 4711, "node1"),),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder.at(str(tmp_path / "runs"), "demo")
+    folder.create()
+    Path(folder.run_json).write_text(json.dumps({"id": "r"}))
+    return folder
+
+
+def test_the_document_is_the_one_that_programs_rely_on(run: RunFolder, run_cli: Callable[..., Any]) -> None:
+    write_status(run.status, RECORD)  # signed by this process, which lives
+    done = run_cli("status", "demo", "--json")
+    assert done.code == 0, done
+    assert tuple(done.document) == KEYS == (
+        "run", "status", "stop_reason", "fn", "stage", "step", "epoch", "max_steps", "metrics", "checkpoint",
+        "attempt", "ranks", "heartbeat_age_s", "exit_code",
+    )  # fmt: skip
+    assert done.document == {
+        "run": "demo", "status": "RUNNING", "stop_reason": None, "fn": "fit", "stage": "train", "step": 120,
+        "epoch": 1, "max_steps": 1000, "metrics": {"train_loss": 1.25, "acc": None},
+        "checkpoint": RECORD.checkpoint, "attempt": 2, "ranks": [{"rank": 0, "pid": 4711, "host": "node1"}],
+        "heartbeat_age_s": done.document["heartbeat_age_s"], "exit_code": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "args", [("demo",), ("--run", "demo"), ("--root", "runs", "demo"), ("demo", "--root", "runs")]
+)
+def test_a_run_is_named_in_any_way_and_order(
+    run: RunFolder, run_cli: Callable[..., Any], args: tuple[str, ...]
+) -> None:
+    write_status(run.status, replace(RECORD, status=Status.FINISHED, stop_reason="done", exit_code=0))
+    done = run_cli("status", *args)
+    assert done.code == 0, done
+    assert "FINISHED (done)" in done.stdout
+    assert "120/1000" in done.stdout
+
+
+def test_a_run_with_nobody_behind_it_is_lost(run: RunFolder, run_cli: Callable[..., Any]) -> None:
+    child = os.fork()
+    if child == 0:
+        write_status(run.status, RECORD)
+        os._exit(0)
+    os.waitpid(child, 0)
+    done = run_cli("status", "demo")
+    assert done.code == 0, done
+    assert "LOST since 20" in done.stdout
+    assert run_cli("status", "demo", "--json").document["status"] == "LOST"
+
+
+def test_a_run_that_never_wrote_a_status(run: RunFolder, run_cli: Callable[..., Any]) -> None:
+    done = run_cli("status", "demo", "--json")
+    assert (done.code, done.document["status"], done.document["run"]) == (0, None, "demo")
+
+
+def test_an_unknown_run(run: RunFolder, run_cli: Callable[..., Any]) -> None:
+    done = run_cli("status", "dmo")
+    assert done.code == 2, done
+    assert "Did you mean demo?" in done.stderr
+    assert done.stdout == ""
+
+
+def test_watch_ends_with_the_run(run: RunFolder, start_cli: Callable[..., Any]) -> None:
+    write_status(run.status, RECORD)
+    live = start_cli("status", "demo", "--watch")
+    live.wait_for_output("demo: RUNNING train, step 120/1000")
+    write_status(
+        run.status, replace(RECORD, status=Status.INTERRUPTED, stop_reason="keyboard", exit_code=130)
+    )
+    done = live.wait()
+    assert done.code == 0, done
+    assert "INTERRUPTED (keyboard)" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_ctrl_c_ends_watch_quietly(run: RunFolder, start_cli: Callable[..., Any]) -> None:
+    write_status(run.status, RECORD)
+    live = start_cli("status", "demo", "--watch")
+    live.wait_for_output("RUNNING")
+    live.signal(signal.SIGINT)
+    done = live.wait()
+    assert (done.code, done.stderr) == (130, ""), done
+
+
+def test_runs_lists_all_under_a_root(run: RunFolder, tmp_path: Path, run_cli: Callable[..., Any]) -> None:
+    write_status(run.status, replace(RECORD, status=Status.FINISHED, stop_reason="done", step=1000))
+    other = RunFolder.at(str(tmp_path / "runs"), "another")
+    other.create()
+    Path(other.run_json).write_text(json.dumps({"id": "s"}))
+    (tmp_path / "runs" / "not-a-run").mkdir()
+    done = run_cli("runs")
+    assert done.code == 0, done
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "another", "demo"]
+    assert "1000/1000" in lines[2]
+    document = run_cli("runs", "--json").document
+    assert document["root"] == str(tmp_path / "runs")
+    assert [entry["run"] for entry in document["runs"]] == ["another", "demo"]
+    assert [entry["status"] for entry in document["runs"]] == [None, "FINISHED"]
+
+
+def test_runs_of_a_root_that_is_not_there(run_cli: Callable[..., Any]) -> None:
+    done = run_cli("runs", "--root", "nowhere")
+    assert (done.code, done.stdout) == (0, "there are no runs under nowhere\n"), done
+    assert run_cli("runs", "--root", "nowhere", "--json").document["runs"] == []
+
+
+def test_lines_for_people() -> None:
+    assert state(RECORD) == "RUNNING"
+    assert position(replace(RECORD, max_steps=None)) == "120"
+    assert summary(RECORD) == "demo: RUNNING train, step 120/1000, epoch 1, train_loss=1.25 acc=nan"
+    text = "\n".join(describe(RECORD))
+    assert "0: pid 4711 on node1" in text
+    assert "2 (fit)" in text

@@ -1,0 +1,370 @@
+"""What every test stands on: a clean environment, a check for leaks, and ways to run the command line.
+
+For those who write tests:
+
+``run_cli("status", "demo", cwd=folder)``
+    runs ``ckptrun status demo`` as a process of its own and returns its code, stdout and stderr.
+``start_cli("fit", "-c", "c.yaml", cwd=folder)``
+    starts it and returns a :class:`Live`: ``wait_for(condition)``, ``wait_for_step(n)``, ``signal(SIGINT)``,
+    ``wait()``. Whatever is left of it at the end of the test is killed, and fails the test.
+``wait_until(condition)``
+    waits for a condition of any kind. Tests wait for conditions, never for seconds.
+
+Each test gets an environment without SLURM's, torchrun's and ckptrun's own variables, and fails where it
+leaves a changed environment, working folder or signal handler, a thread or a child process behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# One thread a test: the suite runs beside other work, and the number of threads changes bits. It has to stand
+# before anybody imports torch.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+_SCRUBBED_PREFIXES = ("SLURM_", "SRUN_", "CKPTRUN_", "TORCHELASTIC_", "PMI_", "OMPI_")
+_SCRUBBED_NAMES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NO_COLOR",
+)
+# Set by pytest itself, and by libraries when they are first imported.
+_NOT_LEAKS = (
+    "PYTEST_CURRENT_TEST",
+    "KMP_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "TF_",
+    "GRPC_",
+    "CUDA_MODULE_LOADING",
+)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def wait_until_true(
+    condition: Callable[[], object], timeout_s: float = 60.0, *, what: str | None = None
+) -> Any:
+    """Wait until ``condition()`` is true and return what it returned."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s:g} s in vain for {what or condition}")
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """``wait_until(condition, timeout_s=60, what="...")``; fails the test when it never comes true."""
+    return wait_until_true
+
+
+# --- leaks ----------------------------------------------------------------------------------------
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_LEAKS)}
+
+
+def _children() -> set[int]:
+    """Ids of this process's children, zombies included. multiprocessing's resource tracker is not counted."""
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            found.update(int(pid) for pid in Path(f"/proc/self/task/{task}/children").read_text().split())
+        except FileNotFoundError:
+            continue  # the thread has ended
+    return {pid for pid in found if "resource_tracker" not in _command_of(pid)}
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _threads() -> set[threading.Thread]:
+    """Threads that would matter: those that keep the process alive, and our own by name."""
+    return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("ckptrun")}
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves something behind: environment, working folder, handlers, threads, children."""
+    environment, folder = _environment(), os.getcwd()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    threads, children = _threads(), _children()
+    yield
+    deadline = time.monotonic() + 5.0
+    while (_threads() - threads or _children() - children) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    leaks = []
+    after = _environment()
+    for name in sorted({*environment, *after}):
+        if environment.get(name) != after.get(name):
+            leaks.append(f"environment variable {name}: {environment.get(name)!r} became {after.get(name)!r}")
+            if name in environment:
+                os.environ[name] = environment[name]
+            else:
+                del os.environ[name]
+    if os.getcwd() != folder:
+        leaks.append(f"working folder: {folder} became {os.getcwd()}")
+        os.chdir(folder)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            leaks.append(f"handler of {number.name}: {handler} became {signal.getsignal(number)}")
+            signal.signal(number, handler)
+    leaks += [f"thread {thread.name}" for thread in _threads() - threads]
+    leaks += [
+        f"child process {pid}: {_command_of(pid) or 'ended, but not waited for'}"
+        for pid in _children() - children
+    ]
+    if leaks:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of a scheduler, a launcher or ckptrun itself reaches a test that did not set it."""
+    for name in list(os.environ):
+        if name.startswith(_SCRUBBED_PREFIXES) or name in _SCRUBBED_NAMES:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own folder, made the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended. ``document`` is the JSON that a command with ``--json`` wrote."""
+
+    args: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.stdout)
+
+    def __str__(self) -> str:
+        return (
+            f"ckptrun {' '.join(self.args)}: exit {self.code}"
+            f"\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        )
+
+
+class Live:
+    """A command that runs, in a session of its own, so that its whole process group can be signalled.
+
+    Its output goes to files; ``stdout`` and ``stderr`` give what has been written so far.
+    """
+
+    def __init__(self, args: tuple[str, ...], folder: Path, cwd: Path, env: dict[str, str]) -> None:
+        self.args = args
+        self.cwd = cwd
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                _command(args),
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    def wait_for(
+        self, condition: Callable[[], object], timeout_s: float = 60.0, *, what: str = "a condition"
+    ) -> Any:
+        """Wait until ``condition()`` is true; fails, with the output, where the command ends first."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = self.process.poll() is not None
+            if value := condition():
+                return value
+            if ended or time.monotonic() > deadline:
+                pytest.fail(f"{'it ended' if ended else f'{timeout_s:g} s went by'} before {what}\n{self}")
+            time.sleep(0.01)
+
+    def status(self, run: str, root: str | Path = "runs") -> dict[str, Any]:
+        """The run's status.json, empty while there is none."""
+        try:
+            document: dict[str, Any] = json.loads((self.cwd / root / run / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return document
+
+    def wait_for_step(self, step: int, run: str, root: str | Path = "runs", timeout_s: float = 60.0) -> None:
+        """Wait until status.json says that training has reached ``step``."""
+        self.wait_for(
+            lambda: (self.status(run, root).get("step") or 0) >= step,
+            timeout_s,
+            what=f"step {step} of run {run}",
+        )
+
+    def wait_for_output(self, text: str, timeout_s: float = 60.0) -> None:
+        """Wait until ``text`` stands in stdout or stderr."""
+        self.wait_for(
+            lambda: text in self.stdout or text in self.stderr, timeout_s, what=f"it wrote {text!r}"
+        )
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to the command, or to its whole process group as a terminal does at Ctrl-C."""
+        if group:
+            os.killpg(self.pid, number)
+        else:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float = 60.0) -> Finished:
+        """Wait for the end of the command and return how it ended."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it has not ended after {timeout_s:g} s\n{self}")
+        return Finished(self.args, code, self.stdout, self.stderr)
+
+    def survivors(self) -> list[str]:
+        """What is alive of the command's session, the command itself included."""
+        alive = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                if int(fields[3]) == self.pid and fields[0] not in ("Z", "X"):
+                    alive.append(f"{entry} {_command_of(int(entry))}")
+        return alive
+
+    def close(self) -> list[str]:
+        """Kill whatever is left; returns what had outlived the command."""
+        outlived = []
+        if self.process.poll() is not None:
+            deadline = time.monotonic() + 2.0
+            while (outlived := self.survivors()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        for entry in self.survivors():
+            try:
+                os.kill(int(entry.split()[0]), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+        return outlived
+
+    def __str__(self) -> str:
+        return f"ckptrun {' '.join(self.args)}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def _command(args: tuple[str, ...]) -> list[str]:
+    # -P: the working folder is not put on sys.path, as it is not for the installed script `ckptrun`.
+    return [sys.executable, "-P", "-m", "ckptrun", *args]
+
+
+def _child_environment(extra: dict[str, str] | None) -> dict[str, str]:
+    # Wide enough that no message is wrapped, and without anything that would make output depend on the
+    # machine.
+    return {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "TERM": "dumb", **(extra or {})}
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> Callable[..., Finished]:
+    """``run_cli(*args, cwd=tmp_path, env={}, timeout_s=120)``: run ckptrun to its end, in its own process."""
+
+    def run(
+        *args: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        timeout_s: float = 120.0,
+    ) -> Finished:
+        words = tuple(map(str, args))
+        done = subprocess.run(
+            _command(words),
+            cwd=cwd or tmp_path,
+            env=_child_environment(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return Finished(words, done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def start_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Live]]:
+    """``start_cli(*args, cwd=tmp_path, env={})``: start ckptrun and return it as :class:`Live`."""
+    started: list[Live] = []
+
+    def start(*args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Live:
+        folder = tmp_path_factory.mktemp("output")
+        live = Live(tuple(map(str, args)), folder, cwd or tmp_path, _child_environment(env))
+        started.append(live)
+        return live
+
+    yield start
+    outlived = [line for live in started for line in live.close()]
+    if outlived:
+        pytest.fail(
+            "these outlived the command that started them:\n  " + "\n  ".join(outlived), pytrace=False
+        )
+
+
+# --- skips ----------------------------------------------------------------------------------------
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With CI=true a skipped test of a marker is a failure: CI's machine has what they need."""
+    if os.environ.get("CI") != "true":
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    markers = {line.partition(":")[0] for line in session.config.getini("markers") if "pytest" not in line}
+    ours = markers & {"slurm", "crash", "deepspeed", "s3"}
+    skipped = [
+        report.nodeid
+        for report in (reporter.stats.get("skipped", []) if reporter is not None else [])
+        if ours & set(getattr(report, "keywords", {}))
+    ]
+    if skipped:
+        reporter.write_line("")
+        reporter.write_line(
+            "skipped, which CI does not allow for these markers: " + ", ".join(skipped), red=True
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
