@@ -1,0 +1,179 @@
+"""What is expected where a run is stopped in each phase, in each way: the table "Stopping" of DESIGN.md as data.
+
+Training takes 16 steps of two batches, in two epochs. A checkpoint is saved after every fourth step and a
+validation runs after steps 3, 6, 11 and 14; the gates of :mod:`stop_task` stand at step 4, 6 or 12 of it.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+LAST_STEP = 16
+Saved = tuple[str, int]  # reason in the manifest, and step
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where the run is when it is stopped.
+
+    ``before`` is the newest checkpoint by then, ``at`` the step that training has reached, and ``boundary`` the
+    one at which a graceful stop ends: 0 where there is nothing to save. ``saved_anyway`` is the checkpoint of
+    that boundary that exists whether it is stopped or not, where a stop is only noted.
+    """
+
+    name: str
+    fn: str = "fit"
+    starts_from: Literal["nothing", "step 5", "the end"] = "nothing"
+    before: Saved | None = None
+    at: int = 0
+    boundary: int = 0
+    saved_anyway: Saved | None = None
+    has_workers: bool = False
+
+
+_END = ("final", LAST_STEP)
+PHASES = (
+    Phase("import"),
+    Phase("set-up"),
+    Phase("restore", starts_from="step 5", before=("stop", 5), boundary=5, saved_anyway=("stop", 5)),
+    Phase("sanity check", has_workers=True),
+    Phase("train", before=("periodic", 4), at=4, boundary=5, has_workers=True),
+    Phase("window", before=("periodic", 4), at=4, boundary=5, has_workers=True),
+    Phase("validation", before=("periodic", 4), at=6, boundary=6, has_workers=True),
+    Phase(
+        "save", before=("periodic", 8), at=12, boundary=12, saved_anyway=("periodic", 12), has_workers=True
+    ),
+    Phase("teardown", before=("periodic", 16), at=16, boundary=16, saved_anyway=("periodic", 16)),
+    Phase("validate", fn="validate", starts_from="the end", has_workers=True),
+    Phase("test", fn="test", starts_from="the end", has_workers=True),
+    Phase("predict", fn="predict", starts_from="the end", has_workers=True),
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What comes, and what DESIGN.md says happens then.
+
+    ``ends``: ``gracefully`` at the boundary, ``at once`` without saving, ``killed`` with SIGKILL, by an
+    ``error`` of the user's, or None where the run goes on. ``keeps`` is the reason of the checkpoint it saves.
+    """
+
+    name: str
+    ends: Literal["gracefully", "at once", "killed", "error"] | None
+    code: int
+    stop_reason: str
+    keeps: str | None = None
+    signals: tuple[signal.Signals, ...] = ()  # SIGINTs come more than half a second apart
+    asks: Literal["save", "stop"] | None = None  # by a ckptrun command beside it
+    arguments: tuple[str, ...] = ()
+    ignored: tuple[signal.Signals, ...] = ()  # the run is started with these ignored
+    sticks: bool = False  # writing the ledger's last line never returns
+    hooks_save: bool = False  # an OnExceptionCheckpoint is set
+
+
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_ONE_SECOND = ("--grace-s", "1")
+EVENTS = (
+    Event("SIGINT", "gracefully", 130, "keyboard", "stop", (INT,)),
+    Event("SIGINT that came in ignored", "gracefully", 130, "keyboard", "stop", (INT,), ignored=(INT,)),
+    Event("SIGINT twice", "at once", 130, "keyboard", None, (INT, INT)),
+    Event("SIGINT three times", "at once", 130, "keyboard", None, (INT, INT, INT), sticks=True),
+    Event("SIGTERM", "gracefully", 143, "sigterm", "stop", (TERM,)),
+    Event("SIGTERM, and it hangs", "at once", 143, "sigterm", None, (TERM, TERM), arguments=_ONE_SECOND),
+    Event("SIGHUP", "gracefully", 129, "sigterm", "stop", (HUP,)),
+    Event("SIGHUP under nohup", None, 0, "done", None, (HUP,), ignored=(HUP,)),
+    Event("SIGUSR1", "gracefully", 75, "walltime", "hpc", (signal.SIGUSR1,)),
+    Event("SIGUSR2", None, 0, "done", "manual", (signal.SIGUSR2,)),
+    Event("ckptrun save", None, 0, "done", "manual", asks="save"),
+    Event("ckptrun stop", "gracefully", 143, "requested", "stop", asks="stop"),
+    Event("exception", "error", 1, "exception"),
+    Event("exception, OnExceptionCheckpoint", "error", 1, "exception", "exception", hooks_save=True),
+    Event("SIGKILL", "killed", -signal.SIGKILL, "LOST", signals=(signal.SIGKILL,)),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run to be stopped: in ``phase``, by ``event``."""
+
+    phase: Phase
+    event: Event
+
+    @property
+    def name(self) -> str:
+        return f"{self.phase.name}: {self.event.name}"
+
+    @property
+    def opens(self) -> bool:
+        """Whether the hook returns once the event was heard."""
+        return self.event.ends in ("gracefully", None)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How a cell ends. ``status`` and ``stop_reason`` are None where the run's files say nothing of it."""
+
+    code: int
+    status: str | None
+    stop_reason: str | None
+    step: int | None
+    newest: Saved | None  # the newest committed checkpoint
+    noted: str | None = None  # a further reason for that checkpoint, in the registry
+    has: Saved | None = None  # a checkpoint among the others
+    asked: int = 0  # exit code of the `ckptrun save` or `stop`
+
+
+def impossible(cell: Cell) -> str | None:
+    """Why a cell cannot occur, else None."""
+    phase, event = cell.phase, cell.event
+    if event.asks is not None and phase.fn != "fit":
+        return "an evaluation runs beside the fit, whose state is what `save` and `stop` ask"
+    if event.sticks and (phase.fn != "fit" or phase.name == "import"):
+        return "no ledger is written yet, so nothing can hang in the way of the second press"
+    if event.hooks_save and (
+        phase.fn != "fit" or phase.name in ("import", "set-up", "restore", "sanity check")
+    ):
+        return "the same as without the callback: there is no boundary"
+    if event.hooks_save and phase.name == "teardown":
+        return "the same as without the callback: on_exception was not asked for, training is done"
+    return None
+
+
+def expected(cell: Cell) -> Expected:
+    """The design's answer for a cell that can occur."""
+    phase, event = cell.phase, cell.event
+    if phase.fn != "fit":
+        # The run is somebody else's and stays as it was.
+        return Expected(event.code, "FINISHED", "done", LAST_STEP, ("periodic", LAST_STEP))
+    if phase.name == "import" and cell.event.ends in ("at once", "killed", "error"):
+        return Expected(event.code, None, None, None, None)
+    if phase.name == "import" and event.asks is not None:
+        # Nothing tells of the run yet; the command says so, and training goes on.
+        return Expected(0, "FINISHED", "done", LAST_STEP, ("periodic", LAST_STEP), asked=2)
+    if phase.name == "teardown" and cell.opens:
+        # What is done is done.
+        return Expected(0, "FINISHED", "done", LAST_STEP, ("periodic", LAST_STEP))
+    if event.ends is None:
+        saved = None
+        if event.keeps is not None:
+            saved = phase.saved_anyway or (event.keeps, phase.boundary or 1)
+        return Expected(0, "FINISHED", "done", LAST_STEP, ("periodic", LAST_STEP), has=saved)
+    if event.ends == "gracefully":
+        newest, noted = phase.before, None
+        if phase.boundary and phase.saved_anyway is not None:
+            newest = phase.saved_anyway
+            noted = event.keeps if phase.name == "save" else None  # set-up ends before there is a loop
+        elif phase.boundary:
+            newest = (str(event.keeps), phase.boundary)
+        return Expected(event.code, "INTERRUPTED", event.stop_reason, phase.boundary, newest, noted)
+    if event.ends == "killed" or event.sticks:
+        return Expected(event.code, "LOST", None, phase.at, phase.before)
+    newest = phase.before
+    if event.hooks_save and event.ends == "error":
+        newest = ("exception", phase.at)
+    return Expected(event.code, "INTERRUPTED", event.stop_reason, phase.at, newest)
+
+
+CELLS = tuple(Cell(phase, event) for phase in PHASES for event in EVENTS)
