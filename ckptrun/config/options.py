@@ -159,6 +159,9 @@ class LaunchOptions:
     nproc: int | Literal["auto"] = _option(
         1, "ranks on this host; auto is the number of GPUs, or 1 (--nproc)", check=_at_least(1)
     )
+    start_method: Literal["fork", "spawn"] = _option(
+        "fork", "fork ranks from a process that has imported torch, or spawn a new interpreter for each"
+    )
     nnodes: int = _option(1, "hosts (--nnodes)", check=_at_least(1))
     rdzv_endpoint: str | None = _option(None, "where several hosts meet, host:port (--rdzv-endpoint)")
     grace_s: float | None = _option(

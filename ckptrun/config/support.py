@@ -68,11 +68,14 @@ def _found(config: RunConfig) -> Iterator[tuple[str, str]]:
         value = getattr(getattr(config, section), name)
         if value not in available:
             yield key, f"{key} {value} is not available yet; now: {', '.join(map(str, available))}"
-    takes = _STRATEGY_OPTIONS[config.strategy.name] if config.strategy.name in _STRATEGY_OPTIONS else ()
+    takes = _STRATEGY_OPTIONS.get(config.strategy.name, ())
     for name in config.strategy.options:
         if name not in takes:
             known = ", ".join(takes) or "none"
-            yield f"strategy.{name}", f"the strategy {config.strategy.name} has no option {name!r}; it has: {known}"
+            yield (
+                f"strategy.{name}",
+                f"the strategy {config.strategy.name} has no option {name!r}; it has: {known}",
+            )
     for section, names in _NOT_YET.items():
         options = getattr(config, section)
         given, default = section_tree(options), section_tree(type(options)())

@@ -36,8 +36,7 @@ def nothing_left(
         finished: the registry's note of the end.
         early_stopping_changed: the config's early stopping is another one than when training ended.
     """
-    if _is_set(limits.max_steps) and taken.step >= limits.max_steps:  # type: ignore[operator]
-        return f"step {taken.step} has reached max_steps {limits.max_steps}"
+    # A checkpoint at the last step that is not noted as the end was made before its validation was through.
     if finished is None or finished.get("name") != taken.name:
         return None
     by = finished.get("by")
