@@ -78,6 +78,18 @@ def kill_descendants(pid: int | None = None, *, timeout_s: float = 2.0) -> list[
     return []
 
 
+def reap_orphans() -> None:
+    """Wait for children of this process that have ended, also those that it did not start but adopted."""
+    me = os.getpid()
+    for name in os.listdir("/proc"):
+        stat = process_stat(int(name)) if name.isdigit() else None
+        if stat is not None and stat.parent == me and stat.ended:
+            try:
+                os.waitpid(stat.pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+
+
 def _lives(stat: ProcessStat) -> bool:
     now = process_stat(stat.pid)
     return now is not None and now.start_time == stat.start_time and not now.ended

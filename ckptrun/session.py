@@ -203,9 +203,14 @@ def _nothing_left(spec: SessionSpec, gathered: Gathered, resolution: Resolution)
         or not isinstance(resolution.answer, CheckpointRecord)
     ):
         return None
+    finished, taken = gathered.registry.finished, resolution.answer
+    if finished is not None and resolution.ref in ("last", "auto") and finished["sequence"] > taken.sequence:
+        # A training that StopTraining ended inside a step: that save is the end all the same, though not exact.
+        end = gathered.view.by_name(finished["name"])
+        taken = end if isinstance(end, CheckpointRecord) and not end.exact else taken
     return nothing_left(
-        gathered.registry.finished,
-        resolution.answer,
+        finished,
+        taken,
         spec.limits,
         early_stopping_changed=spec.early_stopping_changed(spec.folder),
     )

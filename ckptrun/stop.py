@@ -121,6 +121,7 @@ class StopListener:
         on_force: called at the second Ctrl-C.
         on_grace_over: called when the grace period is over and :meth:`finished` was not called.
         on_kill: called at the third Ctrl-C; whatever it does, the process ends with 130 after it.
+        on_change: called, and meant to return at once, when ``request`` or ``save_requested`` has changed.
         report: in a rank, takes the number of each signal instead of it being counted here: only the supervisor
             counts.
     """
@@ -144,6 +145,7 @@ class StopListener:
         self.on_grace_over = on_grace_over
         self.on_kill = on_kill
         self.report = report
+        self.on_change: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self._presses = 0
         self._last_press = float("-inf")
@@ -245,12 +247,14 @@ class StopListener:
             if self.request is not None:
                 return False
             self.request = StopRequest(reason, signum, time.monotonic())
-            return True
+        self.on_change()
+        return True
 
     def request_save(self) -> None:
         """Ask for a checkpoint, as SIGUSR2 does."""
         with self._lock:
             self.save_requested += 1
+        self.on_change()
 
     def begins(self) -> None:
         """Work begins, for the first time or once more: the grace period counts."""

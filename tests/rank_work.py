@@ -441,3 +441,10 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
             assert_same(one, two, f"{where}[{index}]")
     else:
         assert a == b, f"{where}: {a} != {b}"
+
+
+class HappensHere(Happens):
+    """An event as a config writes it."""
+
+    def __init__(self, hook: str, nth: int, what: str, rank: int | None = None) -> None:
+        super().__init__(Event(hook, nth, what, rank))

@@ -26,6 +26,7 @@ from ckptrun.session import SessionResult, SessionSpec, preview, run_session
 from ckptrun.stop import StopListener
 
 DONE = Outcome(StopReason.DONE)
+LEFT = "training ended at step 5 by max_steps 5, which has not been raised"
 
 
 class Rank:
@@ -67,6 +68,7 @@ class Rank:
             )  # fmt: skip
             record = manifest.to_record(f"{run.checkpoints_dir}/{name}")
             registry.note_saved(record, [])
+            registry.finished = {"name": name, "sequence": sequence, "by": "max_steps", "max_steps": step}
             context.saved(SavedCheckpoint(name, record.path, sequence, step, 0, "periodic", 0.1, 1))
 
         edit(run.registry, note)
@@ -209,8 +211,8 @@ def test_nothing_left_to_do(folder: RunFolder) -> None:
     said: list[str] = []
     rank = Rank(10)
     result = run(folder, rank, reference="last", limits=Limits(max_steps=5), echo=said.append)
-    assert (result.exit_code, result.nothing_left) == (0, "step 5 has reached max_steps 5")
-    assert said == ["nothing left to do: step 5 has reached max_steps 5"]
+    assert (result.exit_code, result.nothing_left) == (0, LEFT)
+    assert said == [f"nothing left to do: {LEFT}"]
     assert rank.contexts == []
     assert len(read_attempts(folder.attempts)) == 1
     assert run(folder, rank, reference="last", limits=Limits(max_steps=6)).nothing_left is None
@@ -265,7 +267,7 @@ def test_preview_changes_nothing(folder: RunFolder) -> None:
     run(folder, Rank(5))
     before = sorted(os.walk(folder.path))
     resolution, code, left = preview(spec(folder, reference="last", limits=Limits(max_steps=5)))
-    assert (resolution.step, code, left) == (5, 0, "step 5 has reached max_steps 5")
+    assert (resolution.step, code, left) == (5, 0, LEFT)
     assert sorted(os.walk(folder.path)) == before
 
 

@@ -73,7 +73,8 @@ class Agreement:
             return 1
         per_step_s = max(1e-7, (now - self._asked_at) / max(1, since))
         self._asked_at = now
-        return max(1, min(_MOST_STEPS, int(ASK_EVERY_S / per_step_s)))
+        # At most twice as many as the last time: the first steps may be quick ones, from batches read ahead.
+        return max(1, min(_MOST_STEPS, 2 * since, int(ASK_EVERY_S / per_step_s)))
 
 
 def _code(request: StopRequest | None) -> int:

@@ -246,6 +246,8 @@ class CheckpointService:
         assert loop is not None
         if self.alone and not self._writes:
             return False
+        if not loop.ready and not ticket.exists:
+            return False  # what is restored by half is not saved
         if ticket.exists:
             self._newest = self._last.record if self._last is not None else None
             self.registry.note_again(ticket.name, reason, owner, job=self.trainer.context.job)

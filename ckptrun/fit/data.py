@@ -399,9 +399,10 @@ class TrainSource:
         self._set_generators(generators["epoch" if goes_on else "now"])
         if self.kind == state["kind"] == "stateful":
             self.loader.load_state_dict(state["loader"])
+            self._exhausted = state["exhausted"]
             if not goes_on and not state["exhausted"]:
                 # As the training that was stopped did it: the pass is ended, or left, before the next one begins.
-                self.finish(start_iterator(self.loader), whole=state["whole"])
+                self.finish(self._watched(start_iterator(self.loader)), whole=state["whole"])
         if not goes_on:
             return None
         self._epoch = epoch

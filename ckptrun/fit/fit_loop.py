@@ -66,6 +66,7 @@ class FitLoop:
         self.resume_random: RandomState | None = None
         self.resume_data: dict[str, Any] | None = None
         # State of this process.
+        self.ready = False  # set up and restored to the last bit: from here on there is something to save
         self.started_at = time.monotonic()
         self.in_update = False  # inside the optimizer's update: no boundary can be saved
         self.at_boundary = True  # nothing of the next step has begun
@@ -200,7 +201,6 @@ class FitLoop:
     def _resume(self, *, goes_on: bool) -> Iterator[Any] | None:
         """The data from the position on, and the random state of that boundary, where training was resumed."""
         data, random, iterator = self.resume_data, self.resume_random, None
-        self.resume_data = self.resume_random = None
         if data is not None:
             if self.source.kind == "iterable" and goes_on:
                 self.trainer.context.say(
@@ -210,6 +210,8 @@ class FitLoop:
             iterator = self.source.resume(
                 data, epoch=self.epoch, batch=self.batch, goes_on=goes_on, read_again=self._reading_again()
             )
+        self.resume_data = self.resume_random = None
+        self.ready = True
         if random is not None:
             restore_random_state(random)
             self.trainer.checkpoints.moved_on()

@@ -36,6 +36,7 @@ class ForkServer:
         self.made_for = made_for
         self._control = control
         self._next_id = 0
+        self._has_children = False
         self.pid = process.pid
         self.ready = False
         self.closed = False
@@ -70,6 +71,7 @@ class ForkServer:
         A server that is gone shows as ``closed`` at the next :meth:`receive`.
         """
         self._next_id += 1
+        self._has_children = True
         message = {"op": "fork", "id": self._next_id, "target": target, "env": dict(env)}
         try:
             send_with_fds(self._control, message, payload, fds)
@@ -91,6 +93,7 @@ class ForkServer:
             while not self.closed and not any(message["op"] == "swept" for message in self.receive()):
                 pass
             self._control.settimeout(None)
+            self._has_children = self.closed
         if self.closed or not self.ready:
             self.close()
 
@@ -110,7 +113,7 @@ class ForkServer:
     def close(self) -> None:
         """Let it end; it kills what is left of its children first. Where it is not ready, they end with it."""
         self.closed = True
-        if not self.ready:
+        if not (self.ready and self._has_children):
             self._process.kill()
         self._control.close()
         try:

@@ -27,12 +27,11 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ckptrun.launch.parent_death import adopt_orphans, die_with_parent, hold_signals, release_signals
-from ckptrun.launch.spawned import call, execute
+from ckptrun.launch.spawned import call, execute, leave
 from ckptrun.launch.wire import receive_with_fds
 from ckptrun.processes import kill_descendants
 from ckptrun.stop import ignore_stop_signals_in_child
@@ -183,7 +182,7 @@ class Server:
 
             traceback.print_exc()
         finally:
-            _leave(code)
+            leave(code)
 
     def _reap(self) -> None:
         while True:
@@ -199,19 +198,6 @@ class Server:
             # Whatever it left behind in its group (a command started by a shell) ends with it.
             _kill_group(pid)
             _send(self._control, {"op": "ended", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
-
-
-def _leave(code: int) -> NoReturn:
-    """End a forked child as an interpreter ends, but for the objects of the process that it was forked from."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
 
 
 def _kill_group(pid: int) -> None:

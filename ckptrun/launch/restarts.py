@@ -44,6 +44,8 @@ def give_up(tried: Sequence[Tried], max_restarts: int) -> str | None:
     if len(tried) > 1:
         before = tried[-2]
         same = (before.resolved, before.end_step) == (last.resolved, last.end_step)
+        if same and last.resolved is None and last.end_step > 0:
+            return f"two attempts from the beginning failed at step {last.end_step}"
         if same and last.resolved is not None:
             on = (
                 "start over with --ckpt none"
@@ -51,7 +53,16 @@ def give_up(tried: Sequence[Tried], max_restarts: int) -> str | None:
                 else f"the one before it is {last.before}"
             )
             return f"two attempts from {last.resolved} failed at step {last.end_step}; {on}"
-    recent = tried[-_WITHOUT_PROGRESS:]
-    if len(recent) == _WITHOUT_PROGRESS and all(each.end_step <= each.start_step for each in recent):
+    if len(tried) >= _WITHOUT_PROGRESS and not any(_progressed(tried[: n + 1]) for n in _newest(tried)):
         return f"{_WITHOUT_PROGRESS} attempts made no progress"
     return None
+
+
+def _newest(tried: Sequence[Tried]) -> range:
+    return range(len(tried) - _WITHOUT_PROGRESS, len(tried))
+
+
+def _progressed(tried: Sequence[Tried]) -> bool:
+    """Whether the last of ``tried`` came further than it began, and than any before it."""
+    *earlier, last = tried
+    return last.end_step > max([last.start_step, *(each.end_step for each in earlier)])

@@ -15,6 +15,7 @@ import json
 import os
 import pickle
 import select
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,14 +30,14 @@ from ckptrun.launch.rank_output import RankOutput
 from ckptrun.launch.rank_process import RankJob, StoredPredictions
 from ckptrun.launch.rank_state import Rank, dump_stacks, end_ranks
 from ckptrun.launch.wire import Channel, Message
-from ckptrun.processes import kill_descendants
+from ckptrun.processes import kill_descendants, reap_orphans
 from ckptrun.records import Outcome, Progress, SavedCheckpoint, Stage, StopReason
 from ckptrun.stop import StopListener, StopRequest
 
 if TYPE_CHECKING:
     pass
 
-_POLL_MS = 50
+_POLL_MS = 200  # how exact times are kept; whatever happens wakes the loop at once
 _AFTER_FAILURE_S = (
     5.0  # what other ranks get to end by themselves once one has failed; grace_s while they save
 )
@@ -98,12 +99,15 @@ class TorchrunLaunch:
         self._ends = 0
         self._oom_kills = oom_kills()
         self._host = host_name()
+        self._woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Start everything, watch it, and say how it ended. Nothing is left alive."""
         adopt_orphans()
+        self._listener.on_change = self._wake
         try:
             self._start_agent()
             while not self._over():
@@ -115,6 +119,7 @@ class TorchrunLaunch:
     def _turn(self) -> None:
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
         if self._agent is not None and not self._agent.closed:
             poll.register(self._agent, select.POLLIN)
         by_channel, by_output = {}, {}
@@ -126,7 +131,9 @@ class TorchrunLaunch:
                 poll.register(fd, select.POLLIN)
                 by_output[fd] = rank
         for fd, _ in poll.poll(_POLL_MS):
-            if fd == self._server.fileno():
+            if fd == self._woken.fileno():
+                self._woken.recv(4096)
+            elif fd == self._server.fileno():
                 self._hear_server()
             elif self._agent is not None and not self._agent.closed and fd == self._agent.fileno():
                 for message in self._agent.receive():
@@ -137,6 +144,13 @@ class TorchrunLaunch:
                 by_output[fd].output.hear(fd)
         self._pass_requests_on()
         self._watch()
+
+    def _wake(self) -> None:
+        """End the wait for something to hear: there is something to pass on. Callable from any thread."""
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            pass  # it is awake, or over
 
     def _over(self) -> bool:
         ranks = self._ranks.values()
@@ -371,7 +385,7 @@ class TorchrunLaunch:
     def _outcome(self) -> Outcome:
         ranks = list(self._ranks.values())
         step = self._progress.step
-        if self._trouble is not None and not all(rank.outcome is not None for rank in ranks):
+        if self._trouble is not None and not (ranks and all(rank.outcome is not None for rank in ranks)):
             return Outcome(StopReason.RANK_LOST, step, error=LostRankError(self._trouble))
         if not ranks:
             request = self._listener.request
@@ -406,7 +420,12 @@ class TorchrunLaunch:
         end_ranks([rank for rank in self._ranks.values() if rank.runs], dump=False)
         self._server.sweep()
         if self._server.closed:
-            kill_descendants()  # which came here when the server was killed
+            # What it had started came here when it was killed.
+            kill_descendants()
+            reap_orphans()
         for rank in self._ranks.values():
             rank.channel.close()
             rank.output.close()
+        self._listener.on_change = lambda: None
+        self._waker.close()
+        self._woken.close()

@@ -12,6 +12,7 @@ from fit_helpers import CTRL_C, At, Tiny, loader, make_trainer
 from torch import nn
 
 from ckptrun import Callback, DataModule
+from ckptrun.callbacks import OnExceptionCheckpoint
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 from ckptrun.fit.capture import epoch_of, rank_file, read_checkpoint, read_init_weights, size_of
@@ -167,6 +168,31 @@ def test_optimizers_and_schedulers_that_do_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(IncompatibleError, match=message):
             fit(tmp_path, model, ckpt_path="last")
+
+
+def test_what_was_restored_by_half_is_not_saved(tmp_path: Path) -> None:
+    class Other(Tiny):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam([self.layers.weight], lr=0.1)
+
+    fit(tmp_path, max_epochs=1)
+    before = os.listdir(tmp_path / "demo" / "checkpoints")
+    with pytest.raises(IncompatibleError):
+        fit(tmp_path, Other(), ckpt_path="last", callbacks=[OnExceptionCheckpoint()])
+    assert os.listdir(tmp_path / "demo" / "checkpoints") == before
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start"])
+def test_a_stop_before_the_first_step_from_another_runs_checkpoint_saves_nothing(
+    tmp_path: Path, hook: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, callbacks=[At("on_train_batch_end", 2, CTRL_C)])
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, run="other", callbacks=[At(hook, 1, CTRL_C)], ckpt_path=str(newest(tmp_path)))
+    assert os.listdir(tmp_path / "other" / "checkpoints") == []
+    trainer = fit(tmp_path, run="other", ckpt_path=str(newest(tmp_path)))
+    assert trainer.global_step == 15
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

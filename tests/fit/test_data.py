@@ -17,6 +17,7 @@ from ckptrun.fit.data import (
     EpochBatchSampler,
     TrainSource,
     as_loaders,
+    end_workers,
     epoch_order,
     epoch_seed,
     limited,
@@ -56,8 +57,9 @@ def test_batches_from_any_position(drop_last: bool, shuffle: bool, start: int) -
     sampler.epoch = 2
     whole = list(sampler)
     assert len(whole) == len(sampler) == (3 if drop_last else 4)
-    sampler.start_batch = start
+    sampler.start_at(start)
     assert list(sampler) == whole[start:]
+    assert len(sampler) == len(whole)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -208,6 +210,25 @@ def test_workers_see_their_own_init_function() -> None:
         Tagged(), batch_size=2, num_workers=1, worker_init_fn=note, multiprocessing_context="fork"
     )
     assert next(iter(source(given).iterate(0))).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_though_their_iterator_is_still_held(persistent: bool) -> None:
+    given = DataLoader(
+        Tagged(),
+        batch_size=1,
+        num_workers=2,
+        multiprocessing_context="fork",
+        persistent_workers=persistent,
+    )
+    made = source(given)
+    held: Any = made.iterate(0)  # as the traceback of an error does
+    assert next(held).tolist() == [0]
+    workers = list(held._workers)
+    end_workers()
+    assert [worker.exitcode for worker in workers] == [-9, -9]
+    assert [batch.tolist() for batch in made.iterate(1)] == [[0], [0]]
+    end_workers()
 
 
 class Tagged(torch.utils.data.Dataset[int]):

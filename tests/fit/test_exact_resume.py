@@ -300,14 +300,12 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_training(tmp_path: Path, variant: str) -> None:
+    """Stopped in the middle of the second epoch, in the validation after it, and at its end."""
     scenario = VARIANTS[variant]
     undisturbed = scenario.picture(tmp_path, "undisturbed")
-    batches = round(5 * float(scenario.options.get("limit_train_batches", 5)) / 5)
-    late = ("on_train_batch_end", batches + 2)
-    in_validation = ("on_validation_batch_end", 4 if "limit_val_batches" not in scenario.options else 2)
-    at_end_of_epoch = ("on_train_epoch_end", 1)
-    for number, moments in enumerate(([late], [in_validation, ("on_train_batch_end", 1)], [at_end_of_epoch])):
-        undisturbed.assert_equal(stop_and_resume(scenario, tmp_path, f"stopped-{number}", *moments))
+    middle = int(scenario.options.get("limit_train_batches", 5)) + 2
+    moments = [("on_train_batch_end", middle), ("on_validation_batch_end", 1), ("on_train_epoch_end", 1)]
+    undisturbed.assert_equal(stop_and_resume(scenario, tmp_path, "demo", *moments))
 
 
 def test_each_sample_is_seen_once_an_epoch(tmp_path: Path) -> None:
@@ -396,7 +394,11 @@ def newest(root: Path, run: str = "demo") -> Any:
     return read_manifest(str(root / run / "checkpoints" / names[-1]))
 
 
-@pytest.mark.parametrize("saver", [OnExceptionCheckpoint, lambda: ModelCheckpoint(save_on_exception=True)])
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Picture:
+    return Scenario(Noisy).picture(tmp_path_factory.mktemp("noisy"), "noisy")
+
+
 @pytest.mark.parametrize(
     ("hook", "nth", "step"),
     [
@@ -411,15 +413,22 @@ def newest(root: Path, run: str = "demo") -> Any:
     ],
 )
 def test_an_exception_leaves_the_last_boundary(
-    tmp_path: Path, hook: str, nth: int, step: int, saver: Any
+    tmp_path: Path, noisy: Picture, hook: str, nth: int, step: int
 ) -> None:
-    scenario = Scenario(Noisy, callbacks=lambda: [saver()])
-    undisturbed = scenario.picture(tmp_path, "undisturbed")
+    scenario = Scenario(Noisy, callbacks=lambda: [OnExceptionCheckpoint()])
     with pytest.raises(BoomError):
         scenario.fit(tmp_path, "demo", At(hook, nth, boom))
     saved = newest(tmp_path)
     assert (saved.step, saved.exact) == (step, True)
-    undisturbed.assert_equal(scenario.picture(tmp_path, "demo"))  # rule 5: it goes on without being told
+    noisy.assert_equal(scenario.picture(tmp_path, "demo"))  # rule 5: it goes on without being told
+
+
+def test_a_model_checkpoint_may_save_on_an_exception_too(tmp_path: Path, noisy: Picture) -> None:
+    scenario = Scenario(Noisy, callbacks=lambda: [ModelCheckpoint(save_on_exception=True)])
+    with pytest.raises(BoomError):
+        scenario.fit(tmp_path, "demo", At("on_after_backward", 8, boom))
+    assert newest(tmp_path).step == 7
+    noisy.assert_equal(scenario.picture(tmp_path, "demo"))
 
 
 def test_an_exception_inside_an_accumulation_window(tmp_path: Path) -> None:

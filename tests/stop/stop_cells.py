@@ -170,10 +170,12 @@ def expected(cell: Cell) -> Expected:
         return Expected(event.code, "INTERRUPTED", event.stop_reason, phase.boundary, newest, noted)
     if event.ends == "killed" or event.sticks:
         return Expected(event.code, "LOST", None, phase.at, phase.before)
-    newest = phase.before
-    if event.hooks_save and event.ends == "error":
+    newest, noted = phase.before, None
+    if event.hooks_save and newest is not None and newest[1] == phase.at:
+        noted = "exception"  # this very state is saved already
+    elif event.hooks_save:
         newest = ("exception", phase.at)
-    return Expected(event.code, "INTERRUPTED", event.stop_reason, phase.at, newest)
+    return Expected(event.code, "INTERRUPTED", event.stop_reason, phase.at, newest, noted)
 
 
 CELLS = tuple(Cell(phase, event) for phase in PHASES for event in EVENTS)

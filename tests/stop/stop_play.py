@@ -101,6 +101,8 @@ def play(cell: Cell, start: Start, bases: Bases, project: Path, *, resume: bool)
     workers = len(live.survivors()) - 1
     if phase.has_workers and event.ends != "error" and workers < 2:
         trouble.append(f"{workers} loader workers at the gate, expected 2 or more")
+    if event.ends == "killed" and phase.at:
+        live.wait_for_step(phase.at, "demo")  # its last word is up to a second old
     if event.sticks:
         _make_stick(run_folder(project).attempts)
     asking = _bring(cell, live, start, project)

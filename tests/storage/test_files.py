@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,17 @@ def test_of_several_that_create_at_once_one_wins(tmp_path: Path) -> None:
     said = [one.communicate("x")[0].split() for one in starters]
     winners = [pid for won, pid in said if won == "True"]
     assert winners == [path.read_text()]
+
+
+def test_threads_that_replace_the_same_file_never_mix(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    texts = [b"a" * 100_000, b"b" * 50_000]
+
+    def write(text: bytes) -> None:
+        for _ in range(50):
+            files.write_atomic(str(path), text, durable=False)
+            assert path.read_bytes() in texts
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, texts))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
