@@ -9,7 +9,6 @@ The trainer sets up (data, model, strategy, restore), runs the loop of its fn, a
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 import warnings
@@ -20,32 +19,25 @@ from typing import Any
 
 import torch
 
-from ckptrun.checkpoint.manifest import read_manifest
-from ckptrun.errors import CkptrunError, IncompatibleError, MisconfigurationException
+from ckptrun.errors import CkptrunError, MisconfigurationException
 from ckptrun.fit.agreement import Agreement
 from ckptrun.fit.callback import Callback
-from ckptrun.fit.capture import (
-    STATE_FILE,
-    rank_file,
-    read_checkpoint,
-    read_init_weights,
-    restore_training,
-    restore_weights,
-)
 from ckptrun.fit.checkpoints import CheckpointService, NoCheckpoints
-from ckptrun.fit.context import RankContext, StopSource
+from ckptrun.fit.context import RankContext
 from ckptrun.fit.data import TrainSource, as_loaders, end_workers, epoch_seed
 from ckptrun.fit.datamodule import DataModule
 from ckptrun.fit.evaluation import STAGES, Evaluation, EvaluationStopped
 from ckptrun.fit.fit_loop import FitLoop, TrainingStopped
-from ckptrun.fit.hooks import PARTS, Hooks, Part, overridden, part_of
+from ckptrun.fit.hooks import PARTS, Hooks, Part, overridden
 from ckptrun.fit.logs import Logs
 from ckptrun.fit.module import DataHooks, Module
 from ckptrun.fit.optimizers import CountedOptimizer, LRSchedulerConfig, parse_configured
 from ckptrun.fit.options import TrainerOptions
-from ckptrun.fit.random_state import capture_random_state, seed_everything
+from ckptrun.fit.random_state import seed_everything
+from ckptrun.fit.restore import begin_restore, finish_restore
 from ckptrun.fit.state import TrainerState
-from ckptrun.records import CheckpointRecord, Fn, FreshStart, Outcome, SaveReason, Stage, Status, StopReason
+from ckptrun.fit.trainer_view import TrainerView
+from ckptrun.records import Fn, Outcome, SaveReason, Stage, Status, StopReason
 from ckptrun.stop import StopRequest, StopTraining, final_status
 from ckptrun.strategies import strategy_from_name
 
@@ -57,7 +49,7 @@ class SetupStopped(Exception):  # noqa: N818 - not an error: a stop was asked fo
     """A stop was requested during set-up."""
 
 
-class Trainer:
+class Trainer(TrainerView):
     """Runs fns in one rank. Attributes and their meaning are those of Lightning's Trainer.
 
     Args:
@@ -105,210 +97,6 @@ class Trainer:
         self._hooks: Hooks | None = None
         self._counted: list[CountedOptimizer] = []
         self._unique_state_keys()
-
-    # -- what callbacks and modules read ---------------------------------------------------------------
-
-    @property
-    def lightning_module(self) -> Module:
-        """The module that is trained or evaluated."""
-        assert self._module is not None, "no fn runs"
-        return self._module
-
-    model = lightning_module
-
-    @property
-    def hooks(self) -> Hooks:
-        assert self._hooks is not None, "no fn runs"
-        return self._hooks
-
-    @property
-    def stop(self) -> StopSource:
-        """What the loops look at: the supervisor's requests, with several ranks those that all know of."""
-        return self.context.stop if self.agreement is None else self.agreement
-
-    @property
-    def progress(self) -> Any:
-        return self.context.progress
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps completed in this run."""
-        return self.fit_loop.global_step if self.fit_loop is not None else self._evaluated_step
-
-    @property
-    def current_epoch(self) -> int:
-        """Index of the running epoch; after training, the number of epochs completed."""
-        return self.fit_loop.epoch if self.fit_loop is not None else 0
-
-    @property
-    def callback_metrics(self) -> dict[str, torch.Tensor]:
-        """All that was logged, for callbacks: the newest values."""
-        return self.logs.callback_metrics
-
-    @property
-    def logged_metrics(self) -> dict[str, torch.Tensor]:
-        """What was sent to the loggers."""
-        return self.logs.logged_metrics
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """What was logged with ``prog_bar=True``."""
-        return self.logs.progress_bar_metrics
-
-    @property
-    def logger(self) -> Any:
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def log_dir(self) -> str | None:
-        """Where loggers write."""
-        return self.context.logs_dir
-
-    @property
-    def default_root_dir(self) -> str:
-        """The run's folder."""
-        return self.context.run.path if self.context.run is not None else "."
-
-    @property
-    def attempt(self) -> int:
-        return self.context.attempt
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.strategy.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        return self.strategy.rank
-
-    @property
-    def local_rank(self) -> int:
-        return self.strategy.local_rank
-
-    @property
-    def world_size(self) -> int:
-        return self.strategy.world_size
-
-    @property
-    def max_steps(self) -> int:
-        """-1 where there is no limit, as in Lightning."""
-        return -1 if self.options.max_steps is None else self.options.max_steps
-
-    @property
-    def max_epochs(self) -> int:
-        """-1 where there is no limit."""
-        return -1 if self.options.max_epochs is None else self.options.max_epochs
-
-    @property
-    def min_steps(self) -> int:
-        return self.options.min_steps
-
-    @property
-    def min_epochs(self) -> int:
-        return self.options.min_epochs
-
-    @property
-    def fast_dev_run(self) -> bool:
-        return bool(self.options.fast_dev_run)
-
-    @property
-    def val_check_interval(self) -> int | float:
-        return self.options.val_check_interval
-
-    @property
-    def check_val_every_n_epoch(self) -> int | None:
-        return self.options.check_val_every_n_epoch
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        return self.options.accumulate_grad_batches
-
-    @property
-    def log_every_n_steps(self) -> int:
-        return self.options.log_every_n_steps
-
-    @property
-    def num_training_batches(self) -> float:
-        """Batches in a training epoch; infinite where the loader does not say."""
-        return self.fit_loop.num_batches if self.fit_loop is not None else 0
-
-    @property
-    def num_val_batches(self) -> list[float]:
-        """Batches of each validation loader."""
-        validation = self.fit_loop.validation if self.fit_loop is not None else None
-        return validation.num_batches if validation is not None else []
-
-    @property
-    def validation_due(self) -> bool:
-        """Whether a validation follows the update that was just made."""
-        return self.fit_loop is not None and self.fit_loop.validation_due
-
-    @property
-    def enable_validation(self) -> bool:
-        return bool(self.num_val_batches) and self.options.limit_val_batches != 0
-
-    @property
-    def estimated_stepping_batches(self) -> float:
-        """Optimizer steps that training will take in all; infinite where that is not known."""
-        limit = math.inf if self.options.max_steps is None else self.options.max_steps
-        if self.options.max_epochs is None:
-            return limit
-        per_epoch = self.num_training_batches / self.options.accumulate_grad_batches
-        total = math.inf if math.isinf(per_epoch) else math.ceil(per_epoch) * self.options.max_epochs
-        return min(limit, total)
-
-    @property
-    def checkpoint_callbacks(self) -> list[Any]:
-        """Callbacks that save checkpoints."""
-        return [callback for callback in self.callbacks if part_of(callback) == "checkpoint"]
-
-    @property
-    def checkpoint_callback(self) -> Any:
-        """The first of them, or None."""
-        return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def early_stopping_callbacks(self) -> list[Any]:
-        from ckptrun.fit.callbacks.early_stopping import EarlyStopping
-
-        return [callback for callback in self.callbacks if isinstance(callback, EarlyStopping)]
-
-    @property
-    def early_stopping_callback(self) -> Any:
-        return next(iter(self.early_stopping_callbacks), None)
-
-    @property
-    def training(self) -> bool:
-        return self.state.stage is Stage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        return self.state.stage is Stage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        return self.state.stage is Stage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        return self.state.stage is Stage.PREDICTING
-
-    def counted_optimizers(self) -> list[CountedOptimizer]:
-        """Optimizers whose ``step()`` counts, for manual optimization."""
-        assert self.fit_loop is not None
-        if not self._counted:
-            self._counted = [CountedOptimizer(o, self.fit_loop.manual_step) for o in self.optimizers]
-        return self._counted
-
-    def save_checkpoint(self, filepath: str, weights_only: bool = False) -> None:
-        """Write the current state to one file of its own, outside the run's checkpoints (``torch.load`` reads it)."""
-        from ckptrun.checkpoint.state_file import write_state
-        from ckptrun.fit.capture import capture
-
-        if self.fit_loop is None:
-            raise MisconfigurationException("save_checkpoint() saves the state of a fit, and none has begun.")
-        with open(filepath, "wb") as file:
-            write_state(file, capture(self, weights_only=weights_only))
 
     # -- the one place ---------------------------------------------------------------------------------
 
@@ -466,12 +254,12 @@ class Trainer:
         self.fit_loop = FitLoop(self, source, validation)
         self._choose_transfer()
         self.strategy.place(module)
-        state = None if self.strategy.restore_checkpoint_after_setup else self._restore_weights()
+        state = None if self.strategy.restore_checkpoint_after_setup else begin_restore(self)
         self.optimizers, self.lr_scheduler_configs = parse_configured(module.configure_optimizers())
         self.strategy.setup(module, self.optimizers)
         if self.strategy.restore_checkpoint_after_setup:
-            state = self._restore_weights()
-        self._restore_training(state)
+            state = begin_restore(self)
+        finish_restore(self, state)
         hyper = {**(self.datamodule.hparams if self.datamodule is not None else {}), **module.hparams}
         for logger in self.loggers:
             if hyper:
@@ -485,74 +273,6 @@ class Trainer:
             return None
         loaders = as_loaders(self._dataloader("val_dataloader", given))
         return Evaluation(self, "validation", loaders, self.options.limit_val_batches) if loaders else None
-
-    # -- restoring -------------------------------------------------------------------------------------
-
-    def _restore_weights(self) -> dict[str, Any] | None:
-        answer = self.context.resolution.answer
-        if isinstance(answer, FreshStart):
-            if answer.init_from is not None:
-                self.enter(Stage.RESTORE)
-                weights = read_init_weights(answer.init_from)
-                self.strategy.load_model_state_dict(self.lightning_module, weights)
-                self.context.say(f"weights from {answer.init_from}; training starts at step 0")
-            return None
-        if not isinstance(answer, CheckpointRecord):
-            if answer is None:
-                return None
-            raise IncompatibleError(
-                f"{answer} was not written by ckptrun, and this version resumes only from its own checkpoints.",
-                hint="Start a run from its weights: --ckpt none --init-from PATH.",
-            )
-        self.enter(Stage.RESTORE)
-        started = time.monotonic()
-        state = read_checkpoint(answer, STATE_FILE)
-        restore_weights(self, state)
-        self.context.restore_s += time.monotonic() - started
-        return state
-
-    def _restore_training(self, state: dict[str, Any] | None) -> None:
-        answer = self.context.resolution.answer
-        if state is None or not isinstance(answer, CheckpointRecord):
-            return
-        started = time.monotonic()
-        rank_state = self._rank_state(answer)
-        restore_training(self, state, rank_state)
-        self.checkpoints.begin_from(answer)
-        self._adopt(answer)
-        loop = self.fit_loop
-        assert loop is not None
-        progress = self.progress
-        progress.step = progress.start_step = loop.global_step
-        progress.epoch, progress.batch = loop.epoch, loop.batch
-        self.context.restore_s += time.monotonic() - started
-
-    def _rank_state(self, answer: CheckpointRecord) -> dict[str, Any]:
-        """What this rank saved; where there were fewer ranks then, a state of its own made from the seed."""
-        names = {file.path for file in read_manifest(answer.path).files}
-        saved = sum(rank_file(rank) in names for rank in range(len(names)))
-        if answer.weights_only or saved == 0:
-            return {}
-        if saved != self.world_size and self.is_global_zero:
-            self.context.say(
-                f"The checkpoint was written by {saved} ranks and there are {self.world_size} now: the order of the "
-                "samples is kept; sums over ranks are made in another order, so the last bits can differ."
-            )
-        if self.strategy.rank < saved:
-            return read_checkpoint(answer, rank_file(self.strategy.rank))
-        state = read_checkpoint(answer, rank_file(0))
-        seed_everything(epoch_seed(self.seed, answer.step) % 2**31 + self.strategy.rank)
-        state["random"] = capture_random_state()
-        return state
-
-    def _adopt(self, resumed: CheckpointRecord) -> None:
-        """Tell checkpoint callbacks of the checkpoint resumed from what only the registry knows: who else wanted it."""
-        if resumed.run_id != self.context.run_id:
-            return
-        entries = {entry["state_key"]: entry for entry in self.checkpoints.registry.callbacks}
-        for callback in self.checkpoint_callbacks:
-            if hasattr(callback, "adopt") and callback.state_key in entries:
-                callback.adopt(resumed.path, entries[callback.state_key], step=resumed.step)
 
     # -- fit -------------------------------------------------------------------------------------------
 
@@ -609,7 +329,7 @@ class Trainer:
         self._new_logs()
         self._choose_transfer()
         self.strategy.place(module)
-        state = self._restore_weights()
+        state = begin_restore(self)
         if state is not None:
             self._evaluated_step = state["global_step"]
         self.progress.step = self._evaluated_step
@@ -727,6 +447,16 @@ class Trainer:
             return None
         ours = isinstance(first_error, CkptrunError)
         return self._outcome(StopReason.EXCEPTION, error=first_error, user_error=not ours)
+
+    def save_checkpoint(self, filepath: str, weights_only: bool = False) -> None:
+        """Write the current state to one file of its own, outside the run's checkpoints (``torch.load`` reads it)."""
+        from ckptrun.checkpoint.state_file import write_state
+        from ckptrun.fit.capture import capture
+
+        if self.fit_loop is None:
+            raise MisconfigurationException("save_checkpoint() saves the state of a fit, and none has begun.")
+        with open(filepath, "wb") as file:
+            write_state(file, capture(self, weights_only=weights_only))
 
     # -- services for the loops --------------------------------------------------------------------------
 

@@ -1,0 +1,98 @@
+"""Where does a fn begin? From the checkpoint that was resolved, from given weights, or fresh.
+
+In two parts, because a strategy may have to be set up in between: weights first, then what belongs to training.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ckptrun.checkpoint.manifest import read_manifest
+from ckptrun.errors import IncompatibleError
+from ckptrun.fit.capture import (
+    STATE_FILE,
+    rank_file,
+    read_checkpoint,
+    read_init_weights,
+    restore_training,
+    restore_weights,
+)
+from ckptrun.fit.data import epoch_seed
+from ckptrun.fit.random_state import capture_random_state, seed_everything
+from ckptrun.records import CheckpointRecord, FreshStart, Stage
+
+if TYPE_CHECKING:
+    from ckptrun.fit.trainer import Trainer
+
+
+def begin_restore(trainer: Trainer) -> dict[str, Any] | None:
+    """Weights and what goes with them, from where the resolution says; None where training starts fresh."""
+    answer = trainer.context.resolution.answer
+    if isinstance(answer, FreshStart):
+        if answer.init_from is not None:
+            trainer.enter(Stage.RESTORE)
+            weights = read_init_weights(answer.init_from)
+            trainer.strategy.load_model_state_dict(trainer.lightning_module, weights)
+            trainer.context.say(f"weights from {answer.init_from}; training starts at step 0")
+        return None
+    if not isinstance(answer, CheckpointRecord):
+        if answer is None:
+            return None
+        raise IncompatibleError(
+            f"{answer} was not written by ckptrun, and this version resumes only from its own checkpoints.",
+            hint="Start a run from its weights: --ckpt none --init-from PATH.",
+        )
+    trainer.enter(Stage.RESTORE)
+    started = time.monotonic()
+    state = read_checkpoint(answer, STATE_FILE)
+    restore_weights(trainer, state)
+    trainer.context.restore_s += time.monotonic() - started
+    return state
+
+
+def finish_restore(trainer: Trainer, state: dict[str, Any] | None) -> None:
+    """The rest, once optimizers exist: callbacks, position, optimizers, schedulers, this rank's own state."""
+    answer = trainer.context.resolution.answer
+    if state is None or not isinstance(answer, CheckpointRecord):
+        return
+    started = time.monotonic()
+    rank_state = _rank_state(trainer, answer)
+    restore_training(trainer, state, rank_state)
+    trainer.checkpoints.begin_from(answer)
+    _adopt(trainer, answer)
+    loop = trainer.fit_loop
+    assert loop is not None
+    progress = trainer.progress
+    progress.step = progress.start_step = loop.global_step
+    progress.epoch, progress.batch = loop.epoch, loop.batch
+    trainer.context.restore_s += time.monotonic() - started
+
+
+def _rank_state(trainer: Trainer, answer: CheckpointRecord) -> dict[str, Any]:
+    """What this rank saved; where there were fewer ranks then, a state of its own made from the seed."""
+    names = {file.path for file in read_manifest(answer.path).files}
+    saved = sum(rank_file(rank) in names for rank in range(len(names)))
+    if answer.weights_only or saved == 0:
+        return {}
+    if saved != trainer.world_size and trainer.is_global_zero:
+        trainer.context.say(
+            f"The checkpoint was written by {saved} ranks and there are {trainer.world_size} now: the order of the "
+            "samples is kept; sums over ranks are made in another order, so the last bits can differ."
+        )
+    if trainer.strategy.rank < saved:
+        return read_checkpoint(answer, rank_file(trainer.strategy.rank))
+    state = read_checkpoint(answer, rank_file(0))
+    seed_everything(epoch_seed(trainer.seed, answer.step) % 2**31 + trainer.strategy.rank)
+    state["random"] = capture_random_state()
+    return state
+
+
+def _adopt(trainer: Trainer, resumed: CheckpointRecord) -> None:
+    """Tell checkpoint callbacks of the checkpoint resumed from what only the registry knows: who else wanted it."""
+    if resumed.run_id != trainer.context.run_id:
+        return
+    entries = {entry["state_key"]: entry for entry in trainer.checkpoints.registry.callbacks}
+    for callback in trainer.checkpoint_callbacks:
+        if hasattr(callback, "adopt") and callback.state_key in entries:
+            callback.adopt(resumed.path, entries[callback.state_key], step=resumed.step)
