@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,210 +23,17 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
 )
 
 from ckptrun.errors import IncompatibleError, MisconfigurationException
+from ckptrun.fit.loader_workers import shield_workers, start_iterator
 from ckptrun.fit.random_state import (
     RandomState,
     capture_random_state,
     restore_random_state,
-    seed_everything,
 )
-from ckptrun.stop import ignore_stop_signals_in_child
-
-
-def epoch_seed(seed: int, epoch: int) -> int:
-    """One seed from a run's seed and an epoch; distinct pairs that occur in practice give distinct seeds."""
-    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
-
-
-def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
-    """The shuffled order of ``num_samples`` indices in ``epoch``: int64, shape (num_samples,)."""
-    generator = torch.Generator()
-    generator.manual_seed(epoch_seed(seed, epoch))
-    return torch.randperm(num_samples, generator=generator)
-
-
-class EpochBatchSampler(Sampler[list[int]]):
-    """Batches of indices from the epoch's global order, from any position.
-
-    With several ranks each takes its part of every global batch, so that the global order does not depend on how
-    many there are.
-    """
-
-    def __init__(
-        self, num_samples: int, batch_size: int, *, drop_last: bool, shuffle: bool, seed: int, rank: int = 0,
-        world_size: int = 1,
-    ) -> None:  # fmt: skip
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.shuffle = shuffle
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.epoch = 0
-        self.start_batch = self.start_sample = 0
-
-    @property
-    def global_batch(self) -> int:
-        """Samples that all ranks take together in one step."""
-        return self.batch_size * self.world_size
-
-    def batches_after(self, sample: int) -> int:
-        """How many batches the samples from ``sample`` on make."""
-        left = self.num_samples - sample
-        return left // self.global_batch if self.drop_last else math.ceil(left / self.global_batch)
-
-    def start_at(self, batch: int, sample: int | None = None) -> None:
-        """Begin the next pass with batch ``batch``, at ``sample`` of the order where batches were of other sizes."""
-        self.start_batch = batch
-        self.start_sample = batch * self.global_batch if sample is None else sample
-
-    def sample_at(self, batch: int) -> int:
-        """The first sample of a batch of this pass."""
-        return self.start_sample + (batch - self.start_batch) * self.global_batch
-
-    def __len__(self) -> int:
-        return self.start_batch + self.batches_after(self.start_sample)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = epoch_order(self.num_samples, self.seed, self.epoch) if self.shuffle else None
-        for batch in range(self.start_batch, len(self)):
-            begin = self.sample_at(batch)
-            first, last = self._span(begin, min(self.global_batch, self.num_samples - begin))
-            yield list(range(first, last)) if order is None else order[first:last].tolist()
-
-    def _span(self, begin: int, count: int) -> tuple[int, int]:
-        """This rank's part of the ``count`` samples from ``begin`` on.
-
-        What is left at the end of an epoch is shared out evenly; where that is less than one sample a rank, those
-        that would get none repeat one, because every rank has to take part in the step.
-        """
-        first = begin + count * self.rank // self.world_size
-        last = begin + count * (self.rank + 1) // self.world_size
-        return (first, last) if last > first else (begin + self.rank % count, begin + self.rank % count + 1)
-
-
-class _SkippingSampler(Sampler[Any]):
-    """The user's sampler (or batch sampler) without the first ``skip`` items of this rank.
-
-    With several ranks each takes every ``world_size``-th item, the same number of them. What the sampler draws by
-    chance is then drawn from the run's seed and the epoch, so that all ranks share out the same items; of one without
-    a length, which may never end, that cannot be seen to.
-    """
-
-    def __init__(self, base: Iterable[Any], seed: int, rank: int = 0, world_size: int = 1) -> None:
-        self.base = base
-        self.seed = seed
-        self.epoch = 0
-        self.skip = 0
-        self.rank = rank
-        self.world_size = world_size
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.world_size > 1 and hasattr(self.base, "__len__"):
-            return iter(self._drawn_alike()[self.skip * self.world_size + self.rank :: self.world_size])
-        iterator = iter(self.base)
-        # The first item is taken here and not when it is asked for: what a sampler draws as it begins then comes
-        # from the same random state whether items are skipped or not.
-        skipped = self.skip * self.world_size
-        first = list(itertools.islice(iterator, skipped + 1))[skipped:]
-        return itertools.islice(itertools.chain(first, iterator), self.rank, None, self.world_size)
-
-    def _drawn_alike(self) -> list[Any]:
-        before = capture_random_state()
-        seed_everything(epoch_seed(self.seed, self.epoch))
-        try:
-            return list(self.base)
-        finally:
-            restore_random_state(before)
-
-    def __len__(self) -> int:
-        return len(self.base) // self.world_size  # type: ignore[arg-type]
-
-
-class _EveryNth(Sampler[Any]):
-    """Every ``world_size``-th batch of an evaluation, from ``rank`` on; at the end some ranks have one more."""
-
-    def __init__(self, base: Iterable[Any], rank: int, world_size: int) -> None:
-        self.base = base
-        self.rank = rank
-        self.world_size = world_size
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self.base), self.rank, None, self.world_size)
-
-    def __len__(self) -> int:
-        """The most that a rank has."""
-        return math.ceil(len(self.base) / self.world_size)  # type: ignore[arg-type]
-
-
-class _WorkerInit:
-    """Loader workers leave stop signals to their parent; then the user's own ``worker_init_fn`` runs."""
-
-    def __init__(self, user: Callable[[int], None] | None) -> None:
-        self.user = user
-        self.parent_pid = os.getpid()
-
-    def __call__(self, worker_id: int) -> None:
-        ignore_stop_signals_in_child(self.parent_pid)
-        if self.user is not None:
-            self.user(worker_id)
-
-
-def shield_workers(loader: Any) -> None:
-    """Make the workers of a DataLoader ignore stop signals; once per loader."""
-    if (
-        isinstance(loader, DataLoader)
-        and loader.num_workers > 0
-        and not isinstance(loader.worker_init_fn, _WorkerInit)
-    ):
-        loader.worker_init_fn = _WorkerInit(loader.worker_init_fn)
-
-
-# Iterators with workers, and their loaders, until somebody lets go of them.
-_with_workers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-
-
-def start_iterator(loader: Any) -> Iterator[Any]:
-    """``iter(loader)``, whose workers :func:`end_workers` then knows."""
-    iterator: Iterator[Any] = iter(loader)
-    if getattr(iterator, "_workers", None):
-        _with_workers[iterator] = weakref.ref(loader)
-    return iterator
-
-
-def end_workers() -> None:
-    """End the workers of all iterators that still live, and wait for them.
-
-    An iterator ends its workers when nobody holds it any more; after an error the traceback does, and then it is
-    multiprocessing that sends SIGTERM at exit and waits. The workers ignore SIGTERM, for it comes to whole process
-    groups while training still needs them: they have to be killed. Their loader can be iterated again.
-    """
-    for iterator, reference in list(_with_workers.items()):
-        if iterator._worker_pids_set:
-            # First, or torch raises in this thread that a worker was killed.
-            signal_handling: Any = torch.utils.data._utils.signal_handling
-            signal_handling._remove_worker_pids(id(iterator))
-            iterator._worker_pids_set = False
-        # Not _shutdown_workers(): its locks may be held by a worker that is dead, and it waits 5 s for a busy one.
-        iterator._shutdown = True
-        if hasattr(iterator, "_pin_memory_thread"):
-            iterator._pin_memory_thread_done_event.set()
-        for worker in iterator._workers:
-            worker.kill()
-        for worker in iterator._workers:
-            worker.join()
-        for queue in iterator._index_queues:
-            queue.cancel_join_thread()
-            queue.close()
-        loader = reference()
-        if loader is not None and getattr(loader, "_iterator", None) is iterator:
-            loader._iterator = None
-    _with_workers.clear()
+from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSampler
 
 
 def _clone(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
@@ -270,7 +75,7 @@ def share_evaluation(loader: Any, rank: int, world_size: int) -> Any:
         return loader
     order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
     batches = torch.utils.data.BatchSampler(order, int(loader.batch_size or 1), loader.drop_last)
-    return _clone(loader, batch_sampler=_EveryNth(batches, rank, world_size))
+    return _clone(loader, batch_sampler=EveryNth(batches, rank, world_size))
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
@@ -321,7 +126,7 @@ class TrainSource:
                 f"Found {type(loader).__name__} as training data; expected a DataLoader or an iterable of batches."
             )
         self.loader = self._user_loader = loader
-        self.sampler: EpochBatchSampler | _SkippingSampler | None = None
+        self.sampler: EpochBatchSampler | SkippingSampler | None = None
         self.kind = self._recognise(loader, seed, rank, world_size)
         # The order of these depends on the random state at the start of the epoch, and on generators of the user's.
         self._draws = self.kind in ("sampled", "iterable")
@@ -357,10 +162,10 @@ class TrainSource:
                 self.loader = _clone(loader, batch_sampler=self.sampler)
                 return "indexed"
             if loader.batch_sampler is not None:
-                self.sampler = _SkippingSampler(loader.batch_sampler, seed, rank, world_size)
+                self.sampler = SkippingSampler(loader.batch_sampler, seed, rank, world_size)
                 self.loader = _clone(loader, batch_sampler=self.sampler)
             else:
-                self.sampler = _SkippingSampler(sampler, seed, rank, world_size)
+                self.sampler = SkippingSampler(sampler, seed, rank, world_size)
                 self.loader = _clone(loader, sampler=self.sampler, batch_size=None)
             return "sampled"
         return "sequence" if isinstance(loader, Sequence) else "iterable"
@@ -454,7 +259,7 @@ class TrainSource:
             self.sampler.start_at(start_batch, start_sample)
             return start_iterator(self.loader)
         _set_epoch(self._user_loader, epoch)
-        if isinstance(self.sampler, _SkippingSampler):
+        if isinstance(self.sampler, SkippingSampler):
             self.sampler.skip, self.sampler.epoch = start_batch, epoch
         # Now, also where it is watched: what it draws from the random state is drawn here.
         iterator = start_iterator(self.loader)

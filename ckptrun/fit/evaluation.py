@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckptrun.errors import MisconfigurationException
-from ckptrun.fit.data import limited, loader_length, share_evaluation, shield_workers, start_iterator
+from ckptrun.fit.data import limited, loader_length, share_evaluation
+from ckptrun.fit.loader_workers import shield_workers, start_iterator
 from ckptrun.fit.random_state import capture_random_state, restore_random_state
 from ckptrun.records import Stage
 

@@ -18,8 +18,8 @@ from ckptrun.fit.capture import (
     restore_training,
     restore_weights,
 )
-from ckptrun.fit.data import epoch_seed
 from ckptrun.fit.random_state import capture_random_state, seed_everything
+from ckptrun.fit.sample_order import epoch_seed
 from ckptrun.records import CheckpointRecord, FreshStart, Stage
 
 if TYPE_CHECKING:

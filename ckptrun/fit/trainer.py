@@ -24,17 +24,19 @@ from ckptrun.fit.agreement import Agreement
 from ckptrun.fit.callback import Callback
 from ckptrun.fit.checkpoints import CheckpointService, NoCheckpoints
 from ckptrun.fit.context import RankContext
-from ckptrun.fit.data import TrainSource, as_loaders, end_workers, epoch_seed
+from ckptrun.fit.data import TrainSource, as_loaders
 from ckptrun.fit.datamodule import DataModule
 from ckptrun.fit.evaluation import STAGES, Evaluation, EvaluationStopped
 from ckptrun.fit.fit_loop import FitLoop, TrainingStopped
 from ckptrun.fit.hooks import PARTS, Hooks, Part, overridden
+from ckptrun.fit.loader_workers import end_workers
 from ckptrun.fit.logs import Logs
 from ckptrun.fit.module import DataHooks, Module
 from ckptrun.fit.optimizers import CountedOptimizer, LRSchedulerConfig, parse_configured
 from ckptrun.fit.options import TrainerOptions
 from ckptrun.fit.random_state import seed_everything
 from ckptrun.fit.restore import begin_restore, finish_restore
+from ckptrun.fit.sample_order import epoch_seed
 from ckptrun.fit.state import TrainerState
 from ckptrun.fit.trainer_view import TrainerView
 from ckptrun.records import Fn, Outcome, SaveReason, Stage, Status, StopReason

@@ -13,16 +13,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from ckptrun import MisconfigurationException
 from ckptrun.errors import IncompatibleError
-from ckptrun.fit.data import (
-    EpochBatchSampler,
-    TrainSource,
-    as_loaders,
-    end_workers,
-    epoch_order,
-    epoch_seed,
-    limited,
-    loader_length,
-)
+from ckptrun.fit.data import TrainSource, as_loaders, limited, loader_length
+from ckptrun.fit.loader_workers import end_workers
+from ckptrun.fit.sample_order import EpochBatchSampler, epoch_order, epoch_seed
 
 
 def source(given: Any, seed: int = 7) -> TrainSource:

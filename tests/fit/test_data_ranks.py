@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from ckptrun.fit.data import EpochBatchSampler, TrainSource, share_evaluation
+from ckptrun.fit.data import TrainSource, share_evaluation
+from ckptrun.fit.sample_order import EpochBatchSampler
 
 
 def samplers(

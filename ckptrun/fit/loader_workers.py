@@ -1,0 +1,78 @@
+"""What becomes of a loader's workers when a stop comes, and at the end? They ignore stops, and end with the work."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ckptrun.stop import ignore_stop_signals_in_child
+
+
+class _WorkerInit:
+    """Loader workers leave stop signals to their parent; then the user's own ``worker_init_fn`` runs."""
+
+    def __init__(self, user: Callable[[int], None] | None) -> None:
+        self.user = user
+        self.parent_pid = os.getpid()
+
+    def __call__(self, worker_id: int) -> None:
+        ignore_stop_signals_in_child(self.parent_pid)
+        if self.user is not None:
+            self.user(worker_id)
+
+
+def shield_workers(loader: Any) -> None:
+    """Make the workers of a DataLoader ignore stop signals; once per loader."""
+    if (
+        isinstance(loader, DataLoader)
+        and loader.num_workers > 0
+        and not isinstance(loader.worker_init_fn, _WorkerInit)
+    ):
+        loader.worker_init_fn = _WorkerInit(loader.worker_init_fn)
+
+
+# Iterators with workers, and their loaders, until somebody lets go of them.
+_with_workers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def start_iterator(loader: Any) -> Iterator[Any]:
+    """``iter(loader)``, whose workers :func:`end_workers` then knows."""
+    iterator: Iterator[Any] = iter(loader)
+    if getattr(iterator, "_workers", None):
+        _with_workers[iterator] = weakref.ref(loader)
+    return iterator
+
+
+def end_workers() -> None:
+    """End the workers of all iterators that still live, and wait for them.
+
+    An iterator ends its workers when nobody holds it any more; after an error the traceback does, and then it is
+    multiprocessing that sends SIGTERM at exit and waits. The workers ignore SIGTERM, for it comes to whole process
+    groups while training still needs them: they have to be killed. Their loader can be iterated again.
+    """
+    for iterator, reference in list(_with_workers.items()):
+        if iterator._worker_pids_set:
+            # First, or torch raises in this thread that a worker was killed.
+            signal_handling: Any = torch.utils.data._utils.signal_handling
+            signal_handling._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+        # Not _shutdown_workers(): its locks may be held by a worker that is dead, and it waits 5 s for a busy one.
+        iterator._shutdown = True
+        if hasattr(iterator, "_pin_memory_thread"):
+            iterator._pin_memory_thread_done_event.set()
+        for worker in iterator._workers:
+            worker.kill()
+        for worker in iterator._workers:
+            worker.join()
+        for queue in iterator._index_queues:
+            queue.cancel_join_thread()
+            queue.close()
+        loader = reference()
+        if loader is not None and getattr(loader, "_iterator", None) is iterator:
+            loader._iterator = None
+    _with_workers.clear()
