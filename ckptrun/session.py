@@ -82,6 +82,7 @@ class SessionSpec:
     init_from: str | None = None
     allow_fallback: bool = False
     trust: bool = False
+    override: bool = False
     pin: dict[str, Any] | None = None  # a path that a script manages itself; takes the place of the run's pin
     fast_dev_run: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -369,6 +370,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         save_on_stop=spec.save_on_stop,
         on_save_error=spec.on_save_error,
         trust=spec.trust,
+        override=spec.override,
         versions=found_versions,
         resume_past_early_stop=spec.early_stopping_changed(folder),
         saved=supervisor.saved,

@@ -52,6 +52,7 @@ class Trainer(RankTrainer):
         save_on_stop: whether a stop by signal saves.
         on_save_error: ``retry``, ``warn`` or ``stop``.
         grace_s: seconds from SIGTERM until the end is forced.
+        override: go on although the optimizers are configured otherwise than when the checkpoint was written.
         options: Lightning's trainer options, such as ``max_epochs`` and ``precision``.
 
     Raises:
@@ -71,6 +72,7 @@ class Trainer(RankTrainer):
         save_on_stop: bool = True,
         on_save_error: str = "retry",
         grace_s: float = 30.0,
+        override: bool = False,
         **options: Any,
     ) -> None:
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
@@ -93,6 +95,7 @@ class Trainer(RankTrainer):
         self._save_on_stop = save_on_stop
         self._on_save_error = on_save_error
         self._grace_s = grace_s
+        self._override = override
         self._ckpt_path: str | None = None
         self._user_managed = False
         self.resolution: Resolution | None = None
@@ -239,6 +242,7 @@ class Trainer(RankTrainer):
                     fast_dev_run=self.fast_dev_run,
                     limits=Limits(self.options.max_steps, self.options.max_epochs, self.options.max_time_s),
                     grace_s=self._grace_s,
+                    override=self._override,
                     save_on_stop=self._save_on_stop,
                     on_save_error=self._on_save_error,
                     job=job_facts(os.environ),

@@ -49,6 +49,7 @@ class Event:
     what: str
     rank: int | None = None
     once: str | None = None
+    step: int | None = None  # only where so many steps are done
 
 
 class Happens(Callback):
@@ -67,6 +68,8 @@ class Happens(Callback):
 
     def _count(self, trainer: Any, *_: Any) -> None:
         event = self._event
+        if event.step is not None and trainer.global_step != event.step:
+            return
         self._left -= 1
         if self._left or event.rank not in (None, trainer.global_rank):
             return

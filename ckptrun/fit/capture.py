@@ -25,6 +25,7 @@ from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.checkpoint.safe_state import decode, encode
 from ckptrun.checkpoint.state_file import read_state
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
+from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
 from ckptrun.fit.random_state import RandomState, capture_random_state
 from ckptrun.records import CheckpointRecord
@@ -139,6 +140,7 @@ def capture(trainer: Trainer, *, weights_only: bool, boundary: Boundary | None =
             "loggers": [[type(logger).__qualname__, logger.state_dict()] for logger in trainer.loggers],
             "seed": trainer.seed,
             "threads": torch.get_num_threads(),
+            "configured": trainer.configured,
         }
     for callback in trainer.callbacks:
         callback.on_save_checkpoint(trainer, module, state)
@@ -231,11 +233,15 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
             f"Training cannot go on from this checkpoint: it has no {', '.join(missing)}; it holds weights only.",
             hint="Start a new run from its weights: --run NAME --init-from PATH.",
         )
+    own = state["ckptrun"]
+    changed = check(own.get("configured"), trainer.configured, override=trainer.context.override)
     _restore_callbacks(trainer, state["callbacks"])
     loop.load_state_dict(state["loops"]["fit_loop"])
     _restore_optimizers(trainer, state["optimizer_states"])
     _restore_schedulers(trainer, state["lr_schedulers"])
-    own = state["ckptrun"]
+    if changed:
+        put_in(own["configured"], trainer.configured, trainer.optimizers, trainer.lr_scheduler_configs)
+        trainer.context.say(f"--override: {'; '.join(changed)}")
     trainer.logs.load_state_dict(rank_state.get("logs", own["logs"]))
     _restore_loggers(trainer, own["loggers"])
     data = rank_state["data"]

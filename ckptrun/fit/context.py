@@ -51,6 +51,8 @@ class RankContext:
     save_on_stop: bool = True
     on_save_error: str = "retry"
     trust: bool = False
+    override: bool = False
+    """Go on although something that changes the result is set otherwise now."""
     strategy: str = "single"
     rank: int = 0
     local_rank: int = 0

@@ -23,6 +23,7 @@ from ckptrun.errors import CkptrunError, MisconfigurationException
 from ckptrun.fit.agreement import Agreement
 from ckptrun.fit.callback import Callback
 from ckptrun.fit.checkpoints import CheckpointService, NoCheckpoints
+from ckptrun.fit.configured import Configured, configured
 from ckptrun.fit.context import RankContext
 from ckptrun.fit.data import TrainSource, as_loaders
 from ckptrun.fit.datamodule import DataModule
@@ -98,6 +99,7 @@ class Trainer(TrainerView):
         self._module: Module | None = None
         self._hooks: Hooks | None = None
         self._counted: list[CountedOptimizer] = []
+        self.configured: Configured = {}
         self._unique_state_keys()
 
     # -- the one place ---------------------------------------------------------------------------------
@@ -258,6 +260,7 @@ class Trainer(TrainerView):
         self.strategy.place(module)
         state = None if self.strategy.restore_checkpoint_after_setup else begin_restore(self)
         self.optimizers, self.lr_scheduler_configs = parse_configured(module.configure_optimizers())
+        self.configured = configured(self.optimizers, self.lr_scheduler_configs)
         self.strategy.setup(module, self.optimizers)
         if self.strategy.restore_checkpoint_after_setup:
             state = begin_restore(self)

@@ -6,14 +6,17 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from ckptrun.launch.spawned import argv_for
 from ckptrun.launch.wire import Message, send_with_fds
+from ckptrun.processes import process_stat, reap_orphans
 from ckptrun.records import Fn
 
 _SWEEP_S = 5.0
+_ORPHANS_S = 2.0
 
 
 class ForkServer:
@@ -36,6 +39,7 @@ class ForkServer:
         self.made_for = made_for
         self._control = control
         self._next_id = 0
+        self._children: set[int] = set()
         self._has_children = False
         self.pid = process.pid
         self.ready = False
@@ -108,6 +112,10 @@ class ForkServer:
             return []
         message: dict[str, Any] = json.loads(data)
         self.ready = self.ready or message["op"] == "ready"
+        if message["op"] == "forked":
+            self._children.add(message["pid"])
+        elif message["op"] == "ended":
+            self._children.discard(message["pid"])
         return [message]
 
     def close(self) -> None:
@@ -121,3 +129,15 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # Those that it could not wait for itself come here.
+        deadline = time.monotonic() + _ORPHANS_S
+        while True:
+            reap_orphans()
+            if not any(map(_is_ours, self._children)) or time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+
+
+def _is_ours(pid: int) -> bool:
+    stat = process_stat(pid)
+    return stat is not None and stat.parent == os.getpid()

@@ -117,6 +117,7 @@ class Server:
                     self._reap()
                 elif not self._take():
                     kill_descendants()
+                    self._reap()
                     return
 
     def _take(self) -> bool:

@@ -16,7 +16,9 @@ def samplers(
     count: int, batch: int, world: int, *, drop_last: bool = False, shuffle: bool = True, epoch: int = 0
 ) -> list[EpochBatchSampler]:
     made = [
-        EpochBatchSampler(count, batch, drop_last=drop_last, shuffle=shuffle, seed=3, rank=rank, world_size=world)
+        EpochBatchSampler(
+            count, batch, drop_last=drop_last, shuffle=shuffle, seed=3, rank=rank, world_size=world
+        )
         for rank in range(world)
     ]
     for sampler in made:
@@ -97,7 +99,9 @@ def go_on(state: dict[str, Any], batch: int, world: int) -> tuple[int, list[int]
     return number, [index for parts in zip(*given, strict=True) for part in parts for index in part]
 
 
-@pytest.mark.parametrize(("before", "batch", "after"), [(2, 3, 1), (1, 3, 2), (2, 3, 2), (4, 1, 3), (1, 9, 4)])
+@pytest.mark.parametrize(
+    ("before", "batch", "after"), [(2, 3, 1), (1, 3, 2), (2, 3, 2), (4, 1, 3), (1, 9, 4)]
+)
 def test_another_number_of_ranks_goes_on_from_the_same_sample(before: int, batch: int, after: int) -> None:
     whole = indices(source().iterate(0))
     first = source(0, before)

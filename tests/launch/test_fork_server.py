@@ -184,6 +184,7 @@ def test_nothing_outlives_the_server(server: ForkServer, how: str, wait_until: C
             server.receive()
         for pid in below:  # the supervisor's to end, which adopts them
             os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: gone(pid))
     child.close()
 
 

@@ -79,7 +79,11 @@ def test_what_can_be_saved_without_the_failed_rank_is_saved(server: SharedServer
         ("kill the agent", "the process that keeps the ranks together"),
     ],
 )
-def test_a_process_that_is_gone(tmp_path: Path, server: SharedServer, what: str, message: str) -> None:
+def test_a_process_that_is_gone(
+    tmp_path: Path, server: SharedServer, what: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other tests' server is below this process too.
+    monkeypatch.setattr(torchrun, "kill_descendants", lambda: None)
     with shared_server() if "fork server" in what else _same(server) as used:
         played = play(used, tmp_path, "demo", in_rank_1(what))
     assert (played.code, played.outcome.stop_reason) == (70, StopReason.RANK_LOST)
@@ -152,7 +156,10 @@ def test_a_restart_before_anything_was_saved_starts_as_the_first(
     assert [a.resolved for a in read_attempts(played.folder.attempts)] == [None, None]
 
 
-def test_a_restart_after_the_fork_server_was_killed(tmp_path: Path) -> None:
+def test_a_restart_after_the_fork_server_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "kill_descendants", lambda: None)
     work = in_rank_1("kill the fork server", nth=2, once=tmp_path / "once")
     work = Work(**{**vars(work), "options": {"max_epochs": 1}})
     with shared_server() as used:
@@ -163,11 +170,11 @@ def test_a_restart_after_the_fork_server_was_killed(tmp_path: Path) -> None:
 def test_two_failures_at_one_step_from_one_checkpoint_are_enough(
     server: SharedServer, tmp_path: Path
 ) -> None:
-    work = in_rank_1("raise", hook="on_validation_epoch_start", nth=3)  # the sanity check's, and two of training
+    work = Work(events=(Event("on_train_batch_start", 1, "raise", 1, step=8),))
     played = play(server, tmp_path, "demo", work, max_restarts=9)
     assert played.code == 1
     first, second, third = read_attempts(played.folder.attempts)
-    assert (first.resolved, first.end_step) == (None, 12)
+    assert (first.resolved, first.end_step) == (None, 8)
     assert second.resolved == third.resolved is not None
     assert f"two attempts from {third.resolved} failed at step {third.end_step}" in played.said[-1]
 
@@ -206,8 +213,8 @@ def test_a_stop_before_any_rank_has_started(tmp_path: Path) -> None:
 )
 def test_a_stop_before_training(server: SharedServer, tmp_path: Path, events: tuple[Event, ...]) -> None:
     played = play(server, tmp_path, "demo", Work(events=events))
-    assert (played.code, played.outcome.stop_reason) == (143, StopReason.SIGTERM), played.logs()
-    assert played.outcome.error is None
+    assert (played.code, played.outcome.error) == (143, None), played.logs()
+    assert played.outcome.stop_reason is StopReason.SIGTERM
     assert played.checkpoints() == []
 
 
