@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptrun.environment.machine import cgroup_cpu_limit, num_cores, num_gpus
+from ckptrun.environment.machine import cgroup_cpu_limit, num_cores, num_gpus, oom_kills
 
 
 def _write(root: Path, files: dict[str, str]) -> str:
@@ -83,3 +83,22 @@ def test_gpus_by_their_device_files_and_none_at_all(tmp_path: Path) -> None:
     assert num_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, root=str(tmp_path)) == 0
     _write(tmp_path, dict.fromkeys(("dev/nvidia0", "dev/nvidia11", "dev/nvidiactl", "dev/nvidia-uvm"), ""))
     assert num_gpus({}, root=str(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({}, 0),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.events": "oom 3\noom_kill 2\n"}, 2),
+        ({"proc/self/cgroup": "0::/hidden\n", "sys/fs/cgroup/memory.events": "oom_kill 1\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "5:cpu:/job\n4:memory:/job\n",
+                "sys/fs/cgroup/memory/job/memory.oom_control": "under_oom 0\noom_kill 4\n",
+            },
+            4,
+        ),
+    ],
+)
+def test_oom_kills(tmp_path: Path, files: dict[str, str], kills: int) -> None:
+    assert oom_kills(root=_write(tmp_path, files)) == kills

@@ -41,6 +41,12 @@ def plain(server: SharedServer, tmp_path_factory: pytest.TempPathFactory) -> dic
     return picture(played.folder)
 
 
+@pytest.fixture(autouse=True)
+def other_servers_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a server is gone all that is below the supervisor is killed: here the other tests' server too."""
+    monkeypatch.setattr(torchrun, "kill_descendants", lambda: None)
+
+
 def in_rank_1(what: str, *, hook: str = "on_train_batch_end", nth: int = 8, once: Path | None = None) -> Work:
     return Work(events=(Event(hook, nth, what, 1, None if once is None else str(once)),))
 
@@ -79,11 +85,7 @@ def test_what_can_be_saved_without_the_failed_rank_is_saved(server: SharedServer
         ("kill the agent", "the process that keeps the ranks together"),
     ],
 )
-def test_a_process_that_is_gone(
-    tmp_path: Path, server: SharedServer, what: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The other tests' server is below this process too.
-    monkeypatch.setattr(torchrun, "kill_descendants", lambda: None)
+def test_a_process_that_is_gone(tmp_path: Path, server: SharedServer, what: str, message: str) -> None:
     with shared_server() if "fork server" in what else _same(server) as used:
         played = play(used, tmp_path, "demo", in_rank_1(what))
     assert (played.code, played.outcome.stop_reason) == (70, StopReason.RANK_LOST)
@@ -156,10 +158,7 @@ def test_a_restart_before_anything_was_saved_starts_as_the_first(
     assert [a.resolved for a in read_attempts(played.folder.attempts)] == [None, None]
 
 
-def test_a_restart_after_the_fork_server_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torchrun, "kill_descendants", lambda: None)
+def test_a_restart_after_the_fork_server_was_killed(tmp_path: Path) -> None:
     work = in_rank_1("kill the fork server", nth=2, once=tmp_path / "once")
     work = Work(**{**vars(work), "options": {"max_epochs": 1}})
     with shared_server() as used:
