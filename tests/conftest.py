@@ -16,19 +16,17 @@ leaves a changed environment, working folder or signal handler, a thread or a ch
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from live_cli import Finished, Live, child_environment, command_of, command_of_cli, wait_until_true
 
 # One thread a test: the suite runs beside other work, and the number of threads changes bits. It has to stand
 # before anybody imports torch.
@@ -58,18 +56,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def wait_until_true(
-    condition: Callable[[], object], timeout_s: float = 60.0, *, what: str | None = None
-) -> Any:
-    """Wait until ``condition()`` is true and return what it returned."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s:g} s in vain for {what or condition}")
-        time.sleep(0.01)
-    return value
-
-
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
     """``wait_until(condition, timeout_s=60, what="...")``; fails the test when it never comes true."""
@@ -91,14 +77,7 @@ def _children() -> set[int]:
             found.update(int(pid) for pid in Path(f"/proc/self/task/{task}/children").read_text().split())
         except FileNotFoundError:
             continue  # the thread has ended
-    return {pid for pid in found if "resource_tracker" not in _command_of(pid)}
-
-
-def _command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    return {pid for pid in found if "resource_tracker" not in command_of(pid)}
 
 
 def _threads() -> set[threading.Thread]:
@@ -134,7 +113,7 @@ def no_leaks() -> Iterator[None]:
             signal.signal(number, handler)
     leaks += [f"thread {thread.name}" for thread in _threads() - threads]
     leaks += [
-        f"child process {pid}: {_command_of(pid) or 'ended, but not waited for'}"
+        f"child process {pid}: {command_of(pid) or 'ended, but not waited for'}"
         for pid in _children() - children
     ]
     if leaks:
@@ -159,149 +138,6 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- the command line -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A command that has ended. ``document`` is the JSON that a command with ``--json`` wrote."""
-
-    args: tuple[str, ...]
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.stdout)
-
-    def __str__(self) -> str:
-        return (
-            f"ckptrun {' '.join(self.args)}: exit {self.code}"
-            f"\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
-        )
-
-
-class Live:
-    """A command that runs, in a session of its own, so that its whole process group can be signalled.
-
-    Its output goes to files; ``stdout`` and ``stderr`` give what has been written so far.
-    """
-
-    def __init__(self, args: tuple[str, ...], folder: Path, cwd: Path, env: dict[str, str]) -> None:
-        self.args = args
-        self.cwd = cwd
-        self._out, self._err = folder / "stdout", folder / "stderr"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                _command(args),
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        self.pid = self.process.pid
-
-    @property
-    def stdout(self) -> str:
-        return self._out.read_text(errors="replace")
-
-    @property
-    def stderr(self) -> str:
-        return self._err.read_text(errors="replace")
-
-    def wait_for(
-        self, condition: Callable[[], object], timeout_s: float = 60.0, *, what: str = "a condition"
-    ) -> Any:
-        """Wait until ``condition()`` is true; fails, with the output, where the command ends first."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            ended = self.process.poll() is not None
-            if value := condition():
-                return value
-            if ended or time.monotonic() > deadline:
-                pytest.fail(f"{'it ended' if ended else f'{timeout_s:g} s went by'} before {what}\n{self}")
-            time.sleep(0.01)
-
-    def status(self, run: str, root: str | Path = "runs") -> dict[str, Any]:
-        """The run's status.json, empty while there is none."""
-        try:
-            document: dict[str, Any] = json.loads((self.cwd / root / run / "status.json").read_text())
-        except FileNotFoundError:
-            return {}
-        return document
-
-    def wait_for_step(self, step: int, run: str, root: str | Path = "runs", timeout_s: float = 60.0) -> None:
-        """Wait until status.json says that training has reached ``step``."""
-        self.wait_for(
-            lambda: (self.status(run, root).get("step") or 0) >= step,
-            timeout_s,
-            what=f"step {step} of run {run}",
-        )
-
-    def wait_for_output(self, text: str, timeout_s: float = 60.0) -> None:
-        """Wait until ``text`` stands in stdout or stderr."""
-        self.wait_for(
-            lambda: text in self.stdout or text in self.stderr, timeout_s, what=f"it wrote {text!r}"
-        )
-
-    def signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the command, or to its whole process group as a terminal does at Ctrl-C."""
-        if group:
-            os.killpg(self.pid, number)
-        else:
-            os.kill(self.pid, number)
-
-    def wait(self, timeout_s: float = 60.0) -> Finished:
-        """Wait for the end of the command and return how it ended."""
-        try:
-            code = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"it has not ended after {timeout_s:g} s\n{self}")
-        return Finished(self.args, code, self.stdout, self.stderr)
-
-    def survivors(self) -> list[str]:
-        """What is alive of the command's session, the command itself included."""
-        alive = []
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                try:
-                    fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                if int(fields[3]) == self.pid and fields[0] not in ("Z", "X"):
-                    alive.append(f"{entry} {_command_of(int(entry))}")
-        return alive
-
-    def close(self) -> list[str]:
-        """Kill whatever is left; returns what had outlived the command."""
-        outlived = []
-        if self.process.poll() is not None:
-            deadline = time.monotonic() + 2.0
-            while (outlived := self.survivors()) and time.monotonic() < deadline:
-                time.sleep(0.01)
-        for entry in self.survivors():
-            try:
-                os.kill(int(entry.split()[0]), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self.process.wait()
-        return outlived
-
-    def __str__(self) -> str:
-        return f"ckptrun {' '.join(self.args)}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
-
-
-def _command(args: tuple[str, ...]) -> list[str]:
-    # -P: the working folder is not put on sys.path, as it is not for the installed script `ckptrun`.
-    return [sys.executable, "-P", "-m", "ckptrun", *args]
-
-
-def _child_environment(extra: dict[str, str] | None) -> dict[str, str]:
-    # Wide enough that no message is wrapped, and without anything that would make output depend on the
-    # machine.
-    return {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "TERM": "dumb", **(extra or {})}
-
-
 @pytest.fixture
 def run_cli(tmp_path: Path) -> Callable[..., Finished]:
     """``run_cli(*args, cwd=tmp_path, env={}, timeout_s=120)``: run ckptrun to its end, in its own process."""
@@ -314,9 +150,9 @@ def run_cli(tmp_path: Path) -> Callable[..., Finished]:
     ) -> Finished:
         words = tuple(map(str, args))
         done = subprocess.run(
-            _command(words),
+            command_of_cli(words),
             cwd=cwd or tmp_path,
-            env=_child_environment(env),
+            env=child_environment(env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -335,7 +171,7 @@ def start_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
     def start(*args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Live:
         folder = tmp_path_factory.mktemp("output")
-        live = Live(tuple(map(str, args)), folder, cwd or tmp_path, _child_environment(env))
+        live = Live(tuple(map(str, args)), folder, cwd or tmp_path, child_environment(env))
         started.append(live)
         return live
 

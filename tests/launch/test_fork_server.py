@@ -66,7 +66,9 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         f"import sys; sys.path[:] = {sys.path!r}; import ckptrun.launch.fork_server as server; "
         "server._import = server._cuda_was_touched = lambda *_: False; server.main()"
     )
-    monkeypatch.setattr(fork_client, "argv_for", lambda _, *args: [sys.executable, "-c", boot, *map(str, args)])
+    monkeypatch.setattr(
+        fork_client, "argv_for", lambda _, *args: [sys.executable, "-c", boot, *map(str, args)]
+    )
     made = ForkServer.start({}, method=request.param)
     monkeypatch.undo()
     yield made

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Live
+from live_cli import Live
 
 NUM_STARTS = int(os.environ.get("CKPTRUN_TEST_STARTS", "2"))
 START_TIMEOUT_S = 120.0  # many times what a start takes on a busy machine

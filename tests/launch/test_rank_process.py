@@ -111,7 +111,11 @@ def test_lines_are_shown_whole_and_logged_as_they_come(
     assert sorted(shown) == [("error", True), ("one", False), ("two", False)]
     output.close()
     assert shown[-1] == ("three", False)
-    assert (tmp_path / "log").read_text() in ("one\ntwo\nthreeerror\n", "one\ntwerror\no\nthree", "one\ntwo\nerror\nthree")
+    assert (tmp_path / "log").read_text() in (
+        "one\ntwo\nthreeerror\n",
+        "one\ntwerror\no\nthree",
+        "one\ntwo\nerror\nthree",
+    )
 
 
 def test_a_bar_without_line_ends_comes_out(output: RankOutput, shown: list[tuple[str, bool]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import rank_work
-from conftest import Live
+from live_cli import Live
 from rank_work import alive, assert_same, checkpoints, picture
 
 from ckptrun.run.folder import RunFolder
@@ -96,7 +96,9 @@ def test_twice_is_at_once(project: Path, start_cli: Callable[..., Live]) -> None
     assert live.survivors() == []
 
 
-def test_the_grace_period_ends_with_stacks_in_every_log(project: Path, start_cli: Callable[..., Live]) -> None:
+def test_the_grace_period_ends_with_stacks_in_every_log(
+    project: Path, start_cli: Callable[..., Live]
+) -> None:
     live = start_cli("fit", "--grace-s", "1", happens("on_train_batch_end", 3, "hang", 1))
     live.wait_for(lambda: live.status("demo").get("step", 0) >= 2, what="step 2")
     live.signal(signal.SIGTERM)

@@ -26,19 +26,34 @@ def tried(*steps: tuple[str | None, int, int], reason: StopReason = LOST) -> lis
         pytest.param(tried((None, 0, 9), reason=StopReason.EXCEPTION), 1, None, id="raised"),
         pytest.param(tried((None, 0, 9), ("a", 8, 12)), 1, "no restart is left", id="none left"),
         pytest.param(
-            tried((None, 0, 9), ("a", 8, 9), ("a", 8, 9)), 9, "two attempts from a failed at step 9", id="same step"
+            tried((None, 0, 9), ("a", 8, 9), ("a", 8, 9)),
+            9,
+            "two attempts from a failed at step 9",
+            id="same step",
         ),
-        pytest.param(tried((None, 0, 9), ("a", 8, 12), ("a", 8, 11)), 9, None, id="same checkpoint, another step"),
+        pytest.param(
+            tried((None, 0, 9), ("a", 8, 12), ("a", 8, 11)), 9, None, id="same checkpoint, another step"
+        ),
         pytest.param(tried((None, 0, 9), ("a", 8, 12), ("b", 12, 12)), 9, None, id="another checkpoint"),
         pytest.param(
-            tried((None, 0, 3), (None, 0, 3)), 9, "two attempts from the beginning failed at step 3", id="fresh, same"
+            tried((None, 0, 3), (None, 0, 3)),
+            9,
+            "two attempts from the beginning failed at step 3",
+            id="fresh, same",
         ),
         pytest.param(tried((None, 0, 0), (None, 0, 0)), 9, None, id="nothing began, twice"),
-        pytest.param(tried(*[(None, 0, 0)] * 3), 9, "3 attempts made no progress", id="nothing began, three times"),
         pytest.param(
-            tried((None, 0, 20), ("a", 8, 12), ("a", 8, 11), ("a", 8, 13)), 9, "no progress", id="never further"
+            tried(*[(None, 0, 0)] * 3), 9, "3 attempts made no progress", id="nothing began, three times"
         ),
-        pytest.param(tried((None, 0, 20), ("a", 8, 12), ("a", 8, 11), ("a", 8, 21)), 9, None, id="further at last"),
+        pytest.param(
+            tried((None, 0, 20), ("a", 8, 12), ("a", 8, 11), ("a", 8, 13)),
+            9,
+            "no progress",
+            id="never further",
+        ),
+        pytest.param(
+            tried((None, 0, 20), ("a", 8, 12), ("a", 8, 11), ("a", 8, 21)), 9, None, id="further at last"
+        ),
     ],
 )
 def test_give_up(attempts: list[Tried], max_restarts: int, why: str | None) -> None:

@@ -41,7 +41,9 @@ def test_a_message_in_pieces_is_one_message() -> None:
 def test_a_large_message_comes_whole_while_many_threads_send() -> None:
     ours, theirs = pair()
     text = "x" * 300_000
-    threads = [threading.Thread(target=ours.send, args=("big",), kwargs={"n": n, "text": text}) for n in range(4)]
+    threads = [
+        threading.Thread(target=ours.send, args=("big",), kwargs={"n": n, "text": text}) for n in range(4)
+    ]
     for thread in threads:
         thread.start()
     found: list[int] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import pytest  # noqa: E402
-from conftest import Live, _child_environment  # noqa: E402
+from live_cli import Live, child_environment  # noqa: E402
 from stop_cells import CELLS, EVENTS, PHASES, Expected, impossible  # noqa: E402
 from stop_play import Bases, Played, play  # noqa: E402
 
@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
 
     def start(*args: str, cwd: Path, env: dict[str, str] | None = None) -> Live:
         output = Path(tempfile.mkdtemp(dir=folder))
-        started.append(Live(tuple(map(str, args)), output, cwd, _child_environment(env)))
+        started.append(Live(tuple(map(str, args)), output, cwd, child_environment(env)))
         return started[-1]
 
     bases = Bases(folder / "bases", start, {})

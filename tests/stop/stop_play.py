@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conftest import Live
+from live_cli import Live
 from stop_cells import LAST_STEP, Cell, Expected, expected
 
 from ckptrun.checkpoint.catalogue import Catalogue

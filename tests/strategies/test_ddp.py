@@ -19,7 +19,12 @@ from ckptrun.strategies.ddp import DDPStrategy, is_collective_error
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DDPStrategy]:
     """A group of one rank."""
-    for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0"), ("RANK", "0"), ("WORLD_SIZE", "1")):
+    for name, value in (
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "0"),
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+    ):
         monkeypatch.setenv(name, value)
     initialize = dist.init_process_group
 
