@@ -179,7 +179,10 @@ class LaunchOptions:
         0, "new attempts after a failure of a rank (--max-restarts)", check=_at_least(0)
     )
     hang_timeout_s: float | None = _option(
-        None, "seconds without a heartbeat that count as a failure (--hang-timeout-s)", check=_at_least(1)
+        None,
+        "a rank whose work does not move for so many seconds (a step, a save and the set-up count too) has hung "
+        "(--hang-timeout-s)",
+        check=_at_least(1),
     )
 
 

@@ -27,9 +27,9 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(adopting: bool = True) -> None:
     """Descendants whose parent ends become children of this process, so that they can still be found and ended."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopting), 0, 0, 0)
 
 
 def hold_signals() -> None:

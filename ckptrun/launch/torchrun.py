@@ -115,6 +115,7 @@ class TorchrunLaunch:
             return self._outcome()
         finally:
             self._end_all()
+            adopt_orphans(False)
 
     def _turn(self) -> None:
         poll = select.poll()

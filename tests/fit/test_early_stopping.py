@@ -29,6 +29,9 @@ class Trainer:
         self.callback: Any = callback
         self.callback.setup(self, None, "fit")
 
+    def monitored(self, name: str) -> torch.Tensor | None:
+        return self.callback_metrics.get(name)
+
     def epochs(self, *losses: float, name: str = "loss") -> int:
         """Epochs until it stops."""
         for loss in losses:

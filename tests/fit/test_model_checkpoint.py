@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -96,6 +97,12 @@ class Trainer:
     def call(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(self, None, *args)
+
+    def monitored(self, name: str) -> torch.Tensor | None:
+        return self.callback_metrics.get(name)
+
+    def clock_s(self) -> float:
+        return time.monotonic()
 
     def start(self) -> Trainer:
         self.call("on_train_start")
