@@ -135,7 +135,8 @@ def preview(spec: SessionSpec) -> tuple[Resolution, int, str | None]:
         error = ResolutionError(
             RunInUseError.exit_code,
             f"run {spec.folder.name!r} is in use by {holder}",
-            "Wait for it to end, ask it to stop with `ckptrun stop`, or choose another name with --run.",
+            f"Wait for it to end, ask it to stop with `ckptrun stop {spec.folder.name}`, or choose another name with "
+            "--run.",
         )
         return replace(resolution, error=error), error.exit_code, None
     code = 0 if resolution.error is None else resolution.error.exit_code
@@ -232,6 +233,8 @@ def _fit(spec: SessionSpec) -> SessionResult:
         if resolution.error is not None:
             spec.on_resolution(resolution)
             return _refused(resolution)
+        # A config whose classes cannot be built must not leave an empty run behind.
+        _prepare(spec)
     holder = Holder.this_process(job=spec.job, command=" ".join(spec.command))
     try:
         folder.create()
@@ -247,13 +250,19 @@ def _fit(spec: SessionSpec) -> SessionResult:
         if done is not None:
             spec.echo(f"nothing left to do: {done}")
             return SessionResult(0, resolution, nothing_left=done)
-        spec.prepare()
+        _prepare(spec)
         return _attempts(spec, lease, gathered, resolution)
     finally:
         try:
             lease.release()
         except OSError:
             pass  # a dead holder is taken over at once
+
+
+def _prepare(spec: SessionSpec) -> None:
+    """Once."""
+    prepare, spec.prepare = spec.prepare, lambda: None
+    prepare()
 
 
 def _unwritable(folder: RunFolder, error: OSError) -> UsageError:
@@ -338,7 +347,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         append_start(folder.attempts, record, versions=found_versions)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    progress = Progress(fn=spec.fn)
+    progress = _progress(spec, resolution)
     context_metrics: list[Callable[[], dict[str, float]]] = [dict]
     display = _display(spec, progress, lambda: context_metrics[0]())
     supervisor = Supervisor(
@@ -432,7 +441,7 @@ def _fit_without_a_trace(spec: SessionSpec) -> SessionResult:
     if resolution.error is not None:
         return _refused(resolution)
     spec.prepare()
-    progress = Progress(fn=spec.fn)
+    progress = _progress(spec, resolution)
     context = RankContext(
         resolution=resolution, stop=spec.listener, progress=progress, say=spec.echo, save_on_stop=False
     )
@@ -459,7 +468,7 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
         evaluation = begin_eval(spec.folder, spec.fn, resolution.path)
     end_evaluation_by_force(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
     identity = read_identity(spec.folder)
-    progress = Progress(fn=spec.fn)
+    progress = _progress(spec, resolution)
     context = RankContext(
         run=spec.folder,
         run_id=identity.id if identity is not None else "",
@@ -505,6 +514,14 @@ class _Quiet:
         self._echo(text)
 
 
+def _progress(spec: SessionSpec, resolution: Resolution) -> Progress:
+    """Where the work begins, so that what is said before the ranks speak is not about step 0."""
+    answer = resolution.answer
+    if not isinstance(answer, CheckpointRecord):
+        return Progress(fn=spec.fn)
+    return Progress(fn=spec.fn, step=answer.step, start_step=answer.step, epoch=answer.epoch)
+
+
 def _display(spec: SessionSpec, progress: Progress, metrics: Callable[[], dict[str, float]]) -> Display:
     return _Quiet(spec.echo) if spec.make_display is None else spec.make_display(progress, metrics)
 
@@ -526,7 +543,12 @@ def _ranks(
             time.sleep(_FORCED_END_S)
         display.stop()
     request = spec.listener.request
-    return outcome, exit_code(outcome, request=request)
+    # A rank that ended in its set-up knows of no step yet; the run is where it was.
+    outcome = replace(outcome, step=max(outcome.step, context.progress.step))
+    code = exit_code(outcome, request=request)
+    if code == UsageError.exit_code and context.progress.step > context.progress.start_step:
+        code = 1  # 2 says that nothing was started
+    return outcome, code
 
 
 def _torchrun(spec: SessionSpec, context: RankContext, supervisor: Supervisor | None) -> Outcome:

@@ -16,6 +16,9 @@ from typing import Any
 from ckptrun.records import CheckpointRecord, SaveReason
 from ckptrun.run.registry import HELD_REASONS, Registry
 
+# Protections that end by themselves: what they keep is looked at again at the next save.
+PASSING = ("an attempt resumed from it", "an evaluation reads it")
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -70,7 +73,7 @@ def _protection(
         return "the newest"
     if not record.on_line_of(head):
         return "on an abandoned line"
-    for names, why in ((resumed_from, "an attempt resumed from it"), (in_use, "an evaluation reads it")):
+    for names, why in ((resumed_from, PASSING[0]), (in_use, PASSING[1])):
         if record.name in names or record.path in names:
             return why
     if registry.pin is not None and registry.pin["path"] in (record.path, record.name):

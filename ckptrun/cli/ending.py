@@ -15,6 +15,7 @@ from typing import Any
 
 from ckptrun.cli.output import note, say, table
 from ckptrun.cli.report import describe, error_document, tell_problem, users_own
+from ckptrun.errors import CkptrunError
 from ckptrun.launch.rank_process import StoredPredictions
 from ckptrun.records import Fn, Outcome, StopReason
 from ckptrun.resolve.explain import to_json
@@ -94,7 +95,10 @@ def document(fn: Fn, folder: RunFolder, result: SessionResult) -> dict[str, Any]
     outcome, resolution = result.outcome, result.resolution
     error: Mapping[str, object] | None = None
     if outcome is not None and outcome.error is not None:
-        message, hint, _ = describe(_told(outcome.error))
+        told = _told(outcome.error)
+        message, hint, _ = describe(told)
+        if outcome.user_error and not isinstance(told, CkptrunError):
+            message, hint = f"{type(told).__name__}: {told}", None
         error = error_document(message, hint, result.exit_code)
     elif resolution is not None and resolution.error is not None:
         error = to_json(resolution)["error"]

@@ -57,6 +57,12 @@ def settle_fn(fn: Fn, options: FnOptions, env: Mapping[str, str]) -> Settled:
         naming = [text for text in overrides if text.startswith("run.")]
         names = _load(found, naming, flags, env)
         name, given = names.run_name(task), names.name_was_given
+        if options.run is not None and not RunFolder.at(names.root, name).exists():
+            raise UnknownRunError(
+                f"there is no run {name!r} under {names.root}",
+                hint=_near(names.root, name)
+                or "'ckptrun runs' lists the runs of a root; --root names another one.",
+            )
         stored = RunFolder.at(names.root, name).config_yaml
         if _is_there(stored):
             whose = {**flags, "run.name": name, "run.root": names.root}

@@ -62,19 +62,25 @@ def check_supported(config: RunConfig) -> None:
         raise ConfigError(each.message, place=each.place)
 
 
+def _strategy(config: RunConfig) -> str:
+    """The strategy that will run: more than one rank runs with ddp where none is chosen."""
+    chosen = config.source("strategy.name").kind != "default"
+    return config.strategy.name if chosen or config.launch.nproc == 1 else "ddp"
+
+
 def _found(config: RunConfig) -> Iterator[tuple[str, str]]:
     for key, available in _AVAILABLE.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name)
         if value not in available:
             yield key, f"{key} {value} is not available yet; now: {', '.join(map(str, available))}"
-    takes = _STRATEGY_OPTIONS.get(config.strategy.name, ())
+    takes = _STRATEGY_OPTIONS.get(_strategy(config), ())
     for name in config.strategy.options:
         if name not in takes:
             known = ", ".join(takes) or "none"
             yield (
                 f"strategy.{name}",
-                f"the strategy {config.strategy.name} has no option {name!r}; it has: {known}",
+                f"the strategy {_strategy(config)} has no option {name!r}; it has: {known}",
             )
     for section, names in _NOT_YET.items():
         options = getattr(config, section)

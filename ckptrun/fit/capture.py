@@ -234,11 +234,11 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
             hint="Start a new run from its weights: --run NAME --init-from PATH.",
         )
     own = state["ckptrun"]
-    changed = check(own.get("configured"), trainer.configured, override=trainer.context.override)
     _restore_callbacks(trainer, state["callbacks"])
     loop.load_state_dict(state["loops"]["fit_loop"])
     _restore_optimizers(trainer, state["optimizer_states"])
     _restore_schedulers(trainer, state["lr_schedulers"])
+    changed = check(own.get("configured"), trainer.configured, override=trainer.context.override)
     if changed:
         put_in(own["configured"], trainer.configured, trainer.optimizers, trainer.lr_scheduler_configs)
         trainer.context.say(f"--override: {'; '.join(changed)}")

@@ -19,7 +19,7 @@ from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.commit import commit, delete, preflight
 from ckptrun.checkpoint.manifest import Manifest, extend_line
 from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
-from ckptrun.checkpoint.retention import decide, names_to_delete
+from ckptrun.checkpoint.retention import PASSING, decide, names_to_delete
 from ckptrun.checkpoint.safe_state import encode
 from ckptrun.checkpoint.state_file import ZIP_CRC, write_state
 from ckptrun.errors import SaveError, UsageError
@@ -81,6 +81,8 @@ class CheckpointService:
         self._newest: CheckpointRecord | None = None  # that was written or noted last
         self._boundary: Boundary | None = None
         self._stopping = False
+        # Names that were not wanted and could not go yet: an evaluation read them, or an attempt began from them.
+        self._waiting_to_go: set[str] = set()
         self.alone = False  # another rank has failed: nobody is asked or waited for
         self._highest = self.catalogue.highest_sequence()
         self.boundary_keeper: Callable[[], None] | None = None
@@ -133,6 +135,7 @@ class CheckpointService:
 
     def begin(self) -> None:
         """Register the callbacks, so that a process that never trained knows them."""
+        self._waiting_to_go = {save["name"] for save in self.registry.saves}
         callbacks = self._entries()
         if any(entry.get("on_exception") for entry in callbacks):
             self.boundary_keeper = self._keep_step
@@ -453,12 +456,17 @@ class CheckpointService:
     # -- deleting ----------------------------------------------------------------------------------------
 
     def _drop_old_holds(self) -> None:
-        """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed."""
+        """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed; and what an
+        evaluation or this attempt's start kept from going before."""
         held = set(self.registry.holds.values())
         old = [
             save["name"]
             for save in self.registry.saves
-            if save["name"] not in held and not HELD_REASONS.isdisjoint((save["reason"], *save["notes"]))
+            if save["name"] not in held
+            and (
+                save["name"] in self._waiting_to_go
+                or not HELD_REASONS.isdisjoint((save["reason"], *save["notes"]))
+            )
         ]
         examined = [self.catalogue.examine(name) for name in old]
         self._delete([record for record in examined if isinstance(record, CheckpointRecord)])
@@ -466,16 +474,17 @@ class CheckpointService:
     def _delete(self, candidates: list[CheckpointRecord]) -> None:
         if not candidates or self.head is None:
             return
-        names = names_to_delete(
-            decide(
-                candidates,
-                self.head,
-                self.registry,
-                run_id=self.trainer.context.run_id,
-                resumed_from=() if self.resumed is None else (self.resumed.name, self.resumed.path),
-                in_use=in_use(self.run),
-            )
+        decisions = decide(
+            candidates,
+            self.head,
+            self.registry,
+            run_id=self.trainer.context.run_id,
+            resumed_from=() if self.resumed is None else (self.resumed.name, self.resumed.path),
+            in_use=in_use(self.run),
         )
+        self._waiting_to_go -= {record.name for record in candidates}
+        self._waiting_to_go |= {each.name for each in decisions if each.why in PASSING}
+        names = names_to_delete(decisions)
         if not names:
             return
         self.registry.forget(names)

@@ -444,9 +444,9 @@ class FitLoop:
         metrics = logs.finish_epoch(evaluating=False)
         if metrics:
             trainer.log_to_loggers(metrics)
-        hooks.call_part("on_train_epoch_end", "monitoring")
         if not complete:
-            return
+            return  # what callbacks monitor may not have been logged in part of an epoch
+        hooks.call_part("on_train_epoch_end", "monitoring")
         self._step_schedulers("epoch", plateau=None)
         self.point = "end"
         trainer.checkpoints.moved_on()

@@ -46,13 +46,20 @@ def make_plan(
     """The plan for one attempt.
 
     Args:
-        strategy: ``single`` is taken for "not chosen" where there are several ranks.
+        strategy: ``auto`` is ddp for several ranks and single for one.
         num_threads: threads per rank; the cores divided among the ranks where None.
         supervised: something is asked for that needs ranks in processes of their own (restarts, hang detection).
 
     Raises:
         UsageError: launcher, strategy and number of ranks do not go together.
     """
+    if num_ranks > 1 and strategy == "single":
+        raise UsageError(
+            f"the strategy single is for one rank, and {num_ranks} are asked for.",
+            hint="Leave --strategy out (several ranks run with ddp), or use --nproc 1.",
+        )
+    if strategy == "auto":
+        strategy = "ddp" if num_ranks > 1 else "single"
     if launcher == "auto":
         launcher = "torchrun" if num_ranks > 1 or supervised or strategy == "ddp" else "inline"
     if launcher not in ("inline", "torchrun"):
@@ -62,7 +69,7 @@ def make_plan(
         )
     if launcher == "inline" and (num_ranks > 1 or strategy == "ddp"):
         raise UsageError(
-            f"the inline launcher runs one rank with strategy single; asked for are {num_ranks} and {strategy!r}.",
+            f"the inline launcher runs one rank with the strategy single; asked for are {num_ranks} with {strategy}.",
             hint="Leave --launcher out, or use --launcher torchrun.",
         )
     if launcher == "inline":
@@ -75,10 +82,9 @@ def make_plan(
         )
     if not num_gpus and num_ranks > num_cores:
         warnings.append(f"{num_ranks} ranks share {num_cores} cores; they will take turns")
-    chosen = "ddp" if num_ranks > 1 else strategy
     return LaunchPlan(
         "torchrun",
-        chosen,
+        strategy,
         num_ranks,
         tuple(command),
         environment_of_ranks(num_ranks, num_cores=num_cores, num_threads=num_threads),

@@ -96,6 +96,7 @@ class Supervisor:
         self.lease_lost = False
         self.dump_stacks: Callable[[], None] = self._dump_own_stacks
         self._ranks: tuple[RankRecord, ...] | None = None
+        self._press_answered = False
 
     # -- beginning and end -------------------------------------------------------------------------------
 
@@ -211,6 +212,7 @@ class Supervisor:
             if self._over.is_set():
                 return
             self._changed.clear()
+            self._answer_first_press()
             now = time.monotonic()
             try:
                 if now - last >= HEARTBEAT_S * 0.9:
@@ -226,6 +228,13 @@ class Supervisor:
             except OSError as error:
                 # A full disk must not end the training; the next beat tries again.
                 self.log(f"status could not be written: {error}")
+
+    def _answer_first_press(self) -> None:
+        """Say at once that a Ctrl-C was seen: a step may take a while, and a second press gives the save up."""
+        request = self._listener.request
+        if request is not None and request.reason is StopReason.KEYBOARD and not self._press_answered:
+            self._press_answered = True
+            self._display.say("ckptrun: stopping after this step; Ctrl-C again ends without saving")
 
     def _lose_lease(self) -> None:
         self.lease_lost = True

@@ -249,7 +249,7 @@ def _in_use(path: str, holder: Holder | None) -> RunInUseError:
     who = "another process, which took it at the same moment" if holder is None else str(holder)
     return RunInUseError(
         f"run {run!r} is in use by {who}",
-        hint="Wait for it to end, ask it to stop with `ckptrun stop`, or choose another name with --run.",
+        hint=f"Wait for it to end, ask it to stop with `ckptrun stop {run}`, or choose another name with --run.",
     )
 
 

@@ -90,7 +90,7 @@ class StatusRecord:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a listing. ``status`` is None where it never wrote one."""
+    """One run of a listing. ``status`` is None where it never wrote one, or where that is damaged."""
 
     name: str
     path: str
@@ -153,12 +153,22 @@ def list_runs(root: str, *, watch_s: float = WATCH_S) -> list[RunSummary]:
         ) from error
     folders = [RunFolder(os.path.join(root, name)) for name in names]
     folders = [folder for folder in folders if folder.exists()]
-    records = _with_liveness(folders, watch_s)
+    records = _with_liveness(folders, watch_s, skip_damaged=True)
     return [RunSummary(f.name, f.path, record) for f, record in zip(folders, records, strict=True)]
 
 
-def _with_liveness(folders: Sequence[RunFolder], watch_s: float) -> list[StatusRecord | None]:
-    records = [_read(folder) for folder in folders]
+def _with_liveness(
+    folders: Sequence[RunFolder], watch_s: float, *, skip_damaged: bool = False
+) -> list[StatusRecord | None]:
+    def read(folder: RunFolder) -> StatusRecord | None:
+        try:
+            return _read(folder)
+        except UsageError:
+            if skip_damaged:
+                return None  # the other runs of a listing are worth more than one that cannot be shown
+            raise
+
+    records = [read(folder) for folder in folders]
     watched: dict[int, StatusRecord] = {}
     for index, record in enumerate(records):
         if record is None or record.status not in _LIVE:
@@ -167,17 +177,17 @@ def _with_liveness(folders: Sequence[RunFolder], watch_s: float) -> list[StatusR
             watched[index] = record
         elif not record.process.alive:
             # It may have written its last word between the two looks.
-            records[index] = _lost(_read(folders[index]), record)
+            records[index] = _lost(read(folders[index]), record)
     deadline = time.monotonic() + watch_s
     while watched and time.monotonic() < deadline:  # all at once: many lost runs cost as much as one
         time.sleep(_POLL_S)
         for index, seen in list(watched.items()):
-            now = _read(folders[index])
+            now = read(folders[index])
             if now is None or (now.process, now.counter) != (seen.process, seen.counter):
                 records[index] = now
                 del watched[index]
     for index, seen in watched.items():
-        records[index] = _lost(_read(folders[index]), seen)
+        records[index] = _lost(read(folders[index]), seen)
     return records
 
 

@@ -13,7 +13,7 @@ from ckptrun.launch.plan import make_plan
 def plan(**options: Any) -> Any:
     chosen = {
         "launcher": "auto",
-        "strategy": "single",
+        "strategy": "auto",
         "num_ranks": 1,
         "command": ["ckptrun", "fit"],
         "num_cores": 8,
@@ -45,6 +45,7 @@ def test_plans(options: dict[str, Any], launcher: str, strategy: str, threads: s
     [
         ({"launcher": "inline", "num_ranks": 2}, "the inline launcher runs one rank"),
         ({"launcher": "inline", "strategy": "ddp"}, "the inline launcher runs one rank"),
+        ({"strategy": "single", "num_ranks": 2}, "the strategy single is for one rank, and 2 are asked for"),
         ({"launcher": "srun"}, "launcher is 'srun'"),
         ({"num_ranks": 4, "num_gpus": 2}, "this host has 2 GPUs"),
     ],
