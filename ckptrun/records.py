@@ -257,5 +257,7 @@ class Outcome:
     error: BaseException | None = None
     user_error: bool = False  # the traceback is the user's own
     save_error: str | None = None  # the last save failed and none after it succeeded
-    finished_by: str | None = None  # max_steps, max_epochs, max_time, early_stopping or stop_training
+    finished_by: str | None = (
+        None  # max_steps, max_epochs, max_time, early_stopping, stop_training, no_batches
+    )
     results: Any = None  # what validate, test and predict return

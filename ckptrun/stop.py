@@ -73,7 +73,7 @@ def stop_reason(
 
 
 def exit_code(outcome: Outcome, *, request: StopRequest | None = None, requeued: bool = False) -> int:
-    """The exit code of the whole command, by the table "Stopping" of the design.
+    """The exit code of the whole command, by the README's table of exit codes.
 
     Args:
         outcome: how the work ended; it decides, so a request that came after the end changes nothing.

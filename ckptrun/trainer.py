@@ -89,6 +89,11 @@ class Trainer(RankTrainer):
             loggers = []
         else:
             loggers = list(logger) if isinstance(logger, (list, tuple)) else [logger]
+        if strategy not in ("single", "auto") and getattr(strategy, "name", None) != "single":
+            raise MisconfigurationException(
+                f"Trainer(strategy={strategy!r}): a script trains in its own process, with the strategy 'single'.",
+                hint="Several ranks are started from the shell: ckptrun fit --nproc 2.",
+            )
         super().__init__(options, callbacks=given, loggers=loggers, strategy=strategy)
         self._seed_given = options.get("seed") is not None
         self._folder = RunFolder.at(os.fspath(root or default_root_dir or "runs"), run)

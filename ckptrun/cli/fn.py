@@ -24,6 +24,7 @@ from ckptrun.cli.resolution import lines
 from ckptrun.cli.settle import Settled, settle_fn
 from ckptrun.config.support import check_supported
 from ckptrun.config.yaml_format import dump
+from ckptrun.errors import UsageError
 from ckptrun.launch.plan import LaunchPlan, make_plan
 from ckptrun.records import Fn, Progress, Resolution
 from ckptrun.resolve.explain import headline, to_json
@@ -65,6 +66,11 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
     """
     config, fn = settled.config, settled.fn
     check_supported(config)
+    if options.trust:
+        raise UsageError(
+            "--trust is not available in this version: nothing is ever loaded that could run code.",
+            hint="Leave it out.",
+        )
     work = RankWork(fn, config)
     command = command_line(fn, options)
     plan = _plan(settled, command)
@@ -77,7 +83,6 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         reference=options.ckpt,
         init_from=options.init_from,
         allow_fallback=options.allow_fallback,
-        trust=options.trust,
         override=options.override,
         fast_dev_run=bool(config.trainer.fast_dev_run),
         limits=_limits(settled),
@@ -120,7 +125,8 @@ def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
         num_cores=num_cores(),
         num_gpus=gpus,
         num_threads=config.trainer.num_threads,
-        supervised=config.launch.max_restarts > 0 or config.launch.hang_timeout_s is not None,
+        supervised=config.launch.max_restarts > 0,
+        watched=config.launch.hang_timeout_s is not None,
     )
     for text in plan.warnings:
         note(f"ckptrun: warning: {text}")

@@ -124,7 +124,7 @@ class FnOptions:
         bool,
         typer.Option(
             "--trust",
-            help="Load what can run code when it is loaded; only for files you trust.",
+            help="Not available yet: nothing is loaded that could run code.",
             rich_help_panel=_CHECKPOINT,
         ),
     ] = False
@@ -187,7 +187,7 @@ class FnOptions:
         typer.Option(
             "--hang-timeout-s",
             metavar="SECONDS",
-            help="A rank that is silent for so long has failed.",
+            help="A rank whose work does not move for so long has hung.",
             rich_help_panel=_LAUNCH,
         ),
     ] = None

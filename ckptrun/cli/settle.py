@@ -1,6 +1,6 @@
 """Which run is this command about, and which config holds for it?
 
-Decision: one place answers for all commands, by DESIGN's order (flags, then the config, then defaults), so
+Decision: one place answers for all commands, in the README's order (flags, then the config, then defaults), so
 that ``status`` looks where ``fit`` writes. A config is only looked for where it is needed: a run that is
 named together with its root needs none. Turned down: a default config file for every command, which makes
 ``status`` fail in a folder without one.

@@ -1,6 +1,6 @@
 """Does a config differ from the run's own in what changes the result, or only in what steers it?
 
-Decision: a pure function over two plain trees that knows DESIGN's list; a key that is on neither side of
+Decision: a pure function over two plain trees that knows one list; a key that is on neither side of
 the list is put where a wrong answer is noticed. Turned down: comparing the files, where a comment or
 another order of keys would be a difference.
 """

@@ -1,6 +1,6 @@
 """Which config files does this command read, and who named them?
 
-Decision: the four places of DESIGN's order, each asked in turn, and the answer says which one it was.
+Decision: the four places of the README's order, each asked in turn, and the answer says which one it was.
 Turned down: looking for ``ckptrun.yaml`` upwards too, which would make what a command does depend on
 folders nobody thinks of.
 """

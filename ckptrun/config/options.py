@@ -166,7 +166,7 @@ class LaunchOptions:
     rdzv_endpoint: str | None = _option(None, "where several hosts meet, host:port (--rdzv-endpoint)")
     grace_s: float | None = _option(
         None,
-        "seconds that a stop may take before it is forced; null asks the environment, else 30 (--grace-s)",
+        "seconds that a stop may take before it is forced; null is 30 (--grace-s)",
         check=_at_least(0),
     )
     time_limit: float | None = _option(

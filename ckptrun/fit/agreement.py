@@ -2,7 +2,7 @@
 
 Decision: one small all-reduce on a CPU group about every half second, the number of steps until the next carried
 along in it, so that all ranks ask at the same step. In between the loop compares two integers. Turned down: asking in
-every step (a third of a step of a millisecond), and a message from the supervisor that names a step (a rank may have
+every step (a third of a millisecond each time), and a message from the supervisor that names a step (a rank may have
 passed it when the message comes).
 """
 

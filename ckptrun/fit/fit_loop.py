@@ -7,9 +7,9 @@ A position is (epoch, batches done in it, point), where the point says what is b
     validated  ... and the validation that was due there
     end        the epoch's end hooks and schedulers too
 
-Saving happens only where gradients are clear, at a boundary; a run that is resumed does what is still to be done
-at its point and goes on. Decision: the position is stored as what was done, and what is due is computed again from
-the options, so that cadence can change at a resume. Turned down: Lightning's tree of progress trackers, which stores
+Saving happens only where no accumulated gradient is pending, at a boundary; a run that is resumed does what is
+still to be done at its point and goes on. Decision: the position is stored as what was done, and what is due is
+computed again from the options, so that cadence can change at a resume. Turned down: Lightning's tree of progress trackers, which stores
 what was begun as well and has to guess what to repeat.
 """
 
@@ -53,7 +53,7 @@ class FitLoop:
         self.num_batches = limited(source.num_batches, options.limit_train_batches, "limit_train_batches")
         # The same, until a loader turns out to be shorter or tells its length only by ending.
         self.epoch_batches = self.num_batches
-        self.accumulate = options.accumulate_grad_batches
+        self.accumulate = self._saved_accumulate = options.accumulate_grad_batches
         self.val_check_batch = self._val_check_batch()
         # Position.
         self.epoch = 0
@@ -244,7 +244,7 @@ class FitLoop:
 
     def _window_before(self, batch: int) -> int:
         """Batches of the accumulation window that ends at ``batch``."""
-        return (batch - 1) % self.accumulate + 1 if batch else 0
+        return (batch - 1) % self._saved_accumulate + 1 if batch else 0
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -563,5 +563,7 @@ class FitLoop:
         self.point = state["point"]
         self.global_step = self._logged_step = state["global_step"]
         self.total_batches = state["total_batches"]
+        # The window that ended at the position was that of the options then.
+        self._saved_accumulate = state.get("accumulate_grad_batches", self.accumulate)
         self.elapsed_before_s = state["elapsed_s"]
         self.trainer.should_stop = state["should_stop"] and not self.trainer.context.resume_past_early_stop

@@ -83,7 +83,6 @@ class Agent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         with self._condition:
-            # Wakes at once when the supervisor has something to say.
             state = self._state
         if state is WorkerState.SUCCEEDED:
             return RunResult(state, return_values={w.global_rank: None for w in worker_group.workers})

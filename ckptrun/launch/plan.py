@@ -42,13 +42,15 @@ def make_plan(
     num_gpus: int = 0,
     num_threads: int | None = None,
     supervised: bool = False,
+    watched: bool = False,
 ) -> LaunchPlan:
     """The plan for one attempt.
 
     Args:
         strategy: ``auto`` is ddp for several ranks and single for one.
         num_threads: threads per rank; the cores divided among the ranks where None.
-        supervised: something is asked for that needs ranks in processes of their own (restarts, hang detection).
+        supervised: restarts are asked for, which are better made with ranks in processes of their own.
+        watched: hang detection is asked for, which needs ranks in processes of their own.
 
     Raises:
         UsageError: launcher, strategy and number of ranks do not go together.
@@ -61,7 +63,7 @@ def make_plan(
     if strategy == "auto":
         strategy = "ddp" if num_ranks > 1 else "single"
     if launcher == "auto":
-        launcher = "torchrun" if num_ranks > 1 or supervised or strategy == "ddp" else "inline"
+        launcher = "torchrun" if num_ranks > 1 or supervised or watched or strategy == "ddp" else "inline"
     if launcher not in ("inline", "torchrun"):
         raise UsageError(
             f"launcher is {launcher!r}; this version has inline and torchrun.",
@@ -70,6 +72,11 @@ def make_plan(
     if launcher == "inline" and (num_ranks > 1 or strategy == "ddp"):
         raise UsageError(
             f"the inline launcher runs one rank with the strategy single; asked for are {num_ranks} with {strategy}.",
+            hint="Leave --launcher out, or use --launcher torchrun.",
+        )
+    if launcher == "inline" and watched:
+        raise UsageError(
+            "the inline launcher cannot tell a rank that hangs: it is this process.",
             hint="Leave --launcher out, or use --launcher torchrun.",
         )
     if launcher == "inline":

@@ -230,11 +230,11 @@ class Supervisor:
                 self.log(f"status could not be written: {error}")
 
     def _answer_first_press(self) -> None:
-        """Say at once that a Ctrl-C was seen: a step may take a while, and a second press gives the save up."""
+        """Say within a second that a Ctrl-C was seen: a step may take a while, and a second press gives the save up."""
         request = self._listener.request
         if request is not None and request.reason is StopReason.KEYBOARD and not self._press_answered:
             self._press_answered = True
-            self._display.say("ckptrun: stopping after this step; Ctrl-C again ends without saving")
+            self._display.say("stopping after this step; Ctrl-C again ends without saving")
 
     def _lose_lease(self) -> None:
         self.lease_lost = True

@@ -1,6 +1,6 @@
 """Which rule applies, and what does it say?
 
-Decision: DESIGN's table is a table here too, one function a rule, tried in its order; a rule that does not
+Decision: the README's table is a table here too, one function a rule, tried in its order; a rule that does not
 apply returns None. Errors are values in the resolution, so that `resolve` can explain them and a test can
 list them. Turned down: one function with the order in its branches, and exceptions, which lose the
 candidates.

@@ -1,4 +1,4 @@
-"""What of a changed config changes the result, by DESIGN's rule, as one table."""
+"""What of a changed config changes the result, by the README's rule, as one table."""
 
 from __future__ import annotations
 

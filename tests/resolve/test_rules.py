@@ -1,4 +1,4 @@
-"""DESIGN's table "Choosing the checkpoint" as a table: what is given, and what comes out."""
+"""The README's table "Which checkpoint" as a table: what is given, and what comes out."""
 
 # ruff: noqa: E501 - a case of the table is read as one row
 

@@ -1,4 +1,4 @@
-"""What is expected where a run is stopped in each phase, in each way: the table "Stopping" of DESIGN.md as data.
+"""What is expected where a run is stopped in each phase, in each way: the table "Stopping" of the README as data.
 
 Training takes 16 steps of two batches, in two epochs. A checkpoint is saved after every fourth step and a
 validation runs after steps 3, 6, 11 and 14; the gates of :mod:`stop_task` stand at step 4, 6 or 12 of it.
@@ -54,7 +54,7 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Event:
-    """What comes, and what DESIGN.md says happens then.
+    """What comes, and what the README says happens then.
 
     ``ends``: ``gracefully`` at the boundary, ``at once`` without saving, ``killed`` with SIGKILL, by an
     ``error`` of the user's, or None where the run goes on. ``keeps`` is the reason of the checkpoint it saves.

@@ -14,6 +14,8 @@ import pytest
 from stop_cells import CELLS, EVENTS, PHASES, Cell, impossible
 from stop_play import Bases, play
 
+pytestmark = pytest.mark.crash
+
 # phase, event, and whether the run is resumed
 PLAYED = (
     ("import", "SIGINT", False),
