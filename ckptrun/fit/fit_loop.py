@@ -9,8 +9,8 @@ A position is (epoch, batches done in it, point), where the point says what is b
 
 Saving happens only where no accumulated gradient is pending, at a boundary; a run that is resumed does what is
 still to be done at its point and goes on. Decision: the position is stored as what was done, and what is due is
-computed again from the options, so that cadence can change at a resume. Turned down: Lightning's tree of progress trackers, which stores
-what was begun as well and has to guess what to repeat.
+computed again from the options, so that cadence can change at a resume. Turned down: Lightning's tree of progress
+trackers, which stores what was begun as well and has to guess what to repeat.
 """
 
 from __future__ import annotations
