@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptrun.checkpoint.commit import sweep as sweep_checkpoints
+from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.environment.versions import versions
-from ckptrun.errors import CkptrunError, RunInUseError, UsageError
+from ckptrun.errors import CkptrunError, NoCheckpointError, RunInUseError, UsageError
 from ckptrun.launch.early import take
 from ckptrun.launch.forced_end import end_evaluation_by_force
 from ckptrun.launch.fork_client import ForkServer
@@ -38,12 +39,13 @@ from ckptrun.records import (
     Progress,
     Resolution,
     ResolutionError,
+    SavedCheckpoint,
 )
 from ckptrun.resolve.finished import Limits, nothing_left
 from ckptrun.resolve.gather import Gathered, gather, resolve_gathered
 from ckptrun.resolve.rules import given_reference
 from ckptrun.run.attempts import append_start, next_attempt
-from ckptrun.run.evals import begin_eval
+from ckptrun.run.evals import EvalFolder, begin_eval
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.identity import ensure_identity, read_identity
 from ckptrun.run.lease import Holder, Lease, live_holder
@@ -62,6 +64,8 @@ _NO_RESTART_HELPS = (
     4,
     5,
 )  # exit codes: wrong config, in use by somebody else, a checkpoint that does not fit
+_MOST_CHOICES = 5  # of an evaluation beside a fit that deletes what was chosen
+
 ConfigCheck = Callable[[RunFolder, Resolution], tuple[ResolutionError | None, Sequence[str]]]
 
 
@@ -366,6 +370,16 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
     )
     from ckptrun.fit.context import RankContext
 
+    def saved(checkpoint: SavedCheckpoint) -> None:
+        supervisor.saved(checkpoint)
+        if not stored:
+            stored.append(True)
+            try:
+                _store_config(spec)
+            except OSError as error:
+                supervisor.say(f"{folder.config_yaml} could not be written: {error.strerror}.")
+
+    stored: list[bool] = []
     context = RankContext(
         run=folder,
         run_id=identity.id,
@@ -382,13 +396,13 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         override=spec.override,
         versions=found_versions,
         resume_past_early_stop=spec.early_stopping_changed(folder),
-        saved=supervisor.saved,
+        saved=saved,
         stage_changed=supervisor.stage_changed,
         saving=supervisor.saving,
         save_served=supervisor.save_served,
         say=supervisor.say,
         may_save=lambda: not supervisor.lease_lost and lease.still_mine(),
-        first_step_done=lambda: _first_step_done(spec, resolution, supervisor.say),
+        first_step_done=lambda: _remove_pin(folder, supervisor.say) if resolution.removes_pin else None,
         logs_dir=folder.logs_dir,
     )
     context_metrics[0] = lambda: context.metrics()
@@ -403,19 +417,10 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
 
 
 def _store_config(spec: SessionSpec) -> None:
-    """Keep the config as the run's own: at once in a run without checkpoints, else once it has made a step, so that
-    one which does not even build is never what the next attempt is compared with."""
+    """Keep the config as the run's own: at once in a run without checkpoints, else with the first one that it leads
+    to, so that what the next attempt is compared with is what the newest checkpoint was made with."""
     if spec.config_text is not None:
         write_atomic(spec.folder.config_yaml, spec.config_text.encode(), durable=True)
-
-
-def _first_step_done(spec: SessionSpec, resolution: Resolution, say: Callable[[str], None]) -> None:
-    try:
-        _store_config(spec)
-    except OSError as error:
-        say(f"{spec.folder.config_yaml} could not be written: {error.strerror}.")
-    if resolution.removes_pin:
-        _remove_pin(spec.folder, say)
 
 
 def _note_takeover(folder: RunFolder, lease: Lease) -> None:
@@ -455,17 +460,32 @@ def _fit_without_a_trace(spec: SessionSpec) -> SessionResult:
 # -- validate, test, predict -----------------------------------------------------------------------------------
 
 
+def _resolve_and_mark(spec: SessionSpec) -> tuple[Resolution, EvalFolder | None]:
+    """Choose the checkpoint and note that it is being read, before anything slow: a live fit beside it deletes what
+    it no longer wants. One that went between the choice and the note is chosen anew."""
+    for _ in range(_MOST_CHOICES):
+        _, resolution = _resolve(spec)
+        if resolution.error is not None or spec.fast_dev_run:
+            return resolution, None
+        evaluation = begin_eval(spec.folder, spec.fn, resolution.path)
+        answer = resolution.answer
+        if not isinstance(answer, CheckpointRecord) or os.path.exists(f"{answer.path}/{MANIFEST_NAME}"):
+            return resolution, evaluation
+        evaluation.discard()
+    raise NoCheckpointError(
+        f"{resolution.path} was deleted while it was chosen, and so was each of the {_MOST_CHOICES - 1} before it",
+        hint="The run saves and deletes faster than a checkpoint can be opened: keep more (save_top_k).",
+    )
+
+
 def _evaluate(spec: SessionSpec) -> SessionResult:
     from ckptrun.fit.context import RankContext
 
-    _, resolution = _resolve(spec)
+    resolution, evaluation = _resolve_and_mark(spec)
     spec.on_resolution(resolution)
     if resolution.error is not None:
         return _refused(resolution)
-    spec.prepare()
-    evaluation = None
-    if not spec.fast_dev_run:
-        evaluation = begin_eval(spec.folder, spec.fn, resolution.path)
+    _prepare(spec)
     end_evaluation_by_force(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
     identity = read_identity(spec.folder)
     progress = _progress(spec, resolution)

@@ -31,6 +31,7 @@ from ckptrun.fit.rank_main import default_loggers, with_default_checkpoint
 from ckptrun.fit.trainer import Trainer as RankTrainer
 from ckptrun.launch.plan import make_plan
 from ckptrun.records import Fn, Outcome, Progress, Resolution, ResolutionError, StopReason
+from ckptrun.resolve.explain import passed_over
 from ckptrun.resolve.finished import Limits
 from ckptrun.run.folder import RunFolder
 from ckptrun.session import SessionResult, SessionSpec, run_session
@@ -282,7 +283,7 @@ class Trainer(RankTrainer):
         self.resolution = resolution
         if not self._user_managed:
             self._ckpt_path = resolution.path
-        for warning in resolution.warnings:
+        for warning in (*resolution.warnings, *passed_over(resolution)):
             warnings.warn(warning, stacklevel=8)
         for notice in resolution.notices:
             _echo(notice)

@@ -27,7 +27,7 @@ from ckptrun.config.yaml_format import dump
 from ckptrun.errors import UsageError
 from ckptrun.launch.plan import LaunchPlan, make_plan
 from ckptrun.records import Fn, Progress, Resolution
-from ckptrun.resolve.explain import headline, to_json
+from ckptrun.resolve.explain import headline, passed_over, to_json
 from ckptrun.resolve.finished import Limits
 from ckptrun.session import SessionSpec, preview, run_session
 from ckptrun.stop import StopListener
@@ -135,7 +135,7 @@ def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
 
 def tell_resolution(resolution: Resolution) -> None:
     """Say on stderr where the work begins, and why."""
-    for text in resolution.warnings:
+    for text in (*resolution.warnings, *passed_over(resolution)):
         note(f"ckptrun: warning: {text}")
     for text in resolution.notices:
         note(f"ckptrun: {text}")

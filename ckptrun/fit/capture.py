@@ -194,7 +194,12 @@ def read_checkpoint(record: CheckpointRecord, name: str) -> dict[str, Any]:
     Raises:
         DamagedCheckpointError: it is not what the manifest says.
     """
-    manifest = read_manifest(record.path)
+    try:
+        manifest = read_manifest(record.path)
+    except FileNotFoundError:
+        raise DamagedCheckpointError(
+            f"{record.path} is gone: it was there when it was chosen.", hint="Start the same command again."
+        ) from None
     for file in manifest.files:
         if file.path == name:
             state = read_state(

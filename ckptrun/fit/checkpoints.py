@@ -489,7 +489,10 @@ class CheckpointService:
             return
         self.registry.forget(names)
         self._write_registry()
+        reading = in_use(self.run)  # once more, as late as can be
         for name in names:
+            if f"{self.catalogue.path}/{name}" in reading:
+                continue
             try:
                 delete(self.run.checkpoints_dir, name)
             except OSError as error:

@@ -89,6 +89,17 @@ def headline(resolution: Resolution) -> str:
             return f"no answer ({by})"
 
 
+def passed_over(resolution: Resolution) -> list[str]:
+    """One line for each checkpoint that was turned down before the one taken; empty where nothing was taken."""
+    if not isinstance(resolution.answer, CheckpointRecord):
+        return []
+    return [
+        f"{candidate.path} is passed over: {candidate.why}"
+        for candidate in resolution.candidates
+        if candidate.verdict == "rejected"
+    ]
+
+
 def rule_text(number: int) -> str:
     """What the rule says, in one line."""
     return (RULES[number].__doc__ or "").strip()

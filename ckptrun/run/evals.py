@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from typing import Any
 
@@ -32,6 +33,10 @@ class EvalFolder:
         """Note the end, so that retention need not spare the checkpoint any more."""
         self._record.update(ended_at=time.time(), metrics=metrics, status=status)
         write_json_atomic(os.path.join(self.path, _RECORD), self._record, durable=False)
+
+    def discard(self) -> None:
+        """Take the folder back: nothing was evaluated."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def begin_eval(folder: RunFolder, fn: str, checkpoint: str | None) -> EvalFolder:

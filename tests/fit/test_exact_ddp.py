@@ -154,7 +154,10 @@ def test_a_save_by_time_comes_at_the_same_step_on_all_ranks(server: SharedServer
 
 
 def test_time_is_over_for_all_ranks_at_once(server: SharedServer, tmp_path: Path) -> None:
-    work = Work(options={"max_time": "00:00:00:01", "max_epochs": -1}, every_step=False)
+    # Without early stopping, which a quick machine reaches within the second.
+    work = Work(
+        options={"max_time": "00:00:00:01", "max_epochs": -1}, every_step=False, callbacks=saves_by_time
+    )
     played = play(server, tmp_path, "demo", work)
     assert (played.code, played.outcome.finished_by) == (0, "max_time"), played.logs()
 
