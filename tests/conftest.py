@@ -32,6 +32,12 @@ from live_cli import Finished, Live, child_environment, command_of, command_of_c
 # before anybody imports torch.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Run in the background of a script, or under nohup, pytest comes with these ignored, and its children would inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 _SCRUBBED_PREFIXES = ("SLURM_", "SRUN_", "CKPTRUN_", "TORCHELASTIC_", "PMI_", "OMPI_")
 _SCRUBBED_NAMES = (
     "RANK",
@@ -118,6 +124,18 @@ def no_leaks() -> Iterator[None]:
     ]
     if leaks:
         pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a test wrote and imported is not there for the next one, nor is its folder on ``sys.path``."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+    written = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ _END = ("final", LAST_STEP)
 PHASES = (
     Phase("import"),
     Phase("set-up"),
-    Phase("restore", starts_from="step 5", before=("stop", 5), boundary=5, saved_anyway=("stop", 5)),
+    Phase("restore", starts_from="step 5", before=("stop", 5), at=5, boundary=5, saved_anyway=("stop", 5)),
     Phase("sanity check", has_workers=True),
     Phase("train", before=("periodic", 4), at=4, boundary=5, has_workers=True),
     Phase("window", before=("periodic", 4), at=4, boundary=5, has_workers=True),
