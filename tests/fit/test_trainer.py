@@ -451,9 +451,11 @@ def test_stop_training_inside_a_step_leaves_nothing_to_do_either(
 ) -> None:
     fit(tmp_path, callbacks=[At("on_after_backward", 8, _stop)])
     assert newest(tmp_path).endswith("step-00000007")
-    fit(tmp_path, ckpt_path="last")
+    with pytest.warns(UserWarning, match="step-00000007 is passed over: not exact"):
+        fit(tmp_path, ckpt_path="last")
     assert "nothing left to do: training ended by StopTraining at step 7" in capsys.readouterr().err
-    assert fit(tmp_path, ckpt_path="last", max_epochs=4).global_step == 20
+    with pytest.warns(UserWarning, match="step-00000007 is passed over: not exact"):
+        assert fit(tmp_path, ckpt_path="last", max_epochs=4).global_step == 20
 
 
 def test_stop_training_in_an_evaluation(tmp_path: Path) -> None:
