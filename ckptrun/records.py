@@ -223,6 +223,8 @@ class SavedCheckpoint:
     reason: str
     save_s: float
     size_bytes: int
+    blocked_s: float = 0.0
+    """For how long training stood still for it."""
 
 
 @dataclass

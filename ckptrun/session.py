@@ -96,6 +96,7 @@ class SessionSpec:
     grace_s: float = 30.0
     save_on_stop: bool = True
     on_save_error: str = "retry"
+    async_save: bool = True
     job: JobFacts | None = None
     command: Sequence[str] = ()
     on_resolution: Callable[[Resolution], None] = lambda _: None
@@ -392,6 +393,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         strategy=spec.plan.strategy,
         save_on_stop=spec.save_on_stop,
         on_save_error=spec.on_save_error,
+        async_save=spec.async_save,
         trust=spec.trust,
         override=spec.override,
         versions=found_versions,

@@ -52,6 +52,7 @@ class Trainer(RankTrainer):
         strategy: how the model meets the hardware.
         save_on_stop: whether a stop by signal saves.
         on_save_error: ``retry``, ``warn`` or ``stop``.
+        async_save: whether training goes on while a checkpoint is written.
         grace_s: seconds from SIGTERM until the end is forced.
         override: go on although the optimizers are configured otherwise than when the checkpoint was written.
         options: Lightning's trainer options, such as ``max_epochs`` and ``precision``.
@@ -72,6 +73,7 @@ class Trainer(RankTrainer):
         strategy: Any = "single",
         save_on_stop: bool = True,
         on_save_error: str = "retry",
+        async_save: bool = True,
         grace_s: float = 30.0,
         override: bool = False,
         **options: Any,
@@ -100,6 +102,7 @@ class Trainer(RankTrainer):
         self._folder = RunFolder.at(os.fspath(root or default_root_dir or "runs"), run)
         self._save_on_stop = save_on_stop
         self._on_save_error = on_save_error
+        self._async_save = async_save
         self._grace_s = grace_s
         self._override = override
         self._ckpt_path: str | None = None
@@ -251,6 +254,7 @@ class Trainer(RankTrainer):
                     override=self._override,
                     save_on_stop=self._save_on_stop,
                     on_save_error=self._on_save_error,
+                    async_save=self._async_save,
                     job=job_facts(os.environ),
                     command=sys.argv,
                     on_resolution=self._noted,

@@ -6,6 +6,7 @@ imported once. A :class:`Work` is pickled and sent to them; what happens where i
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from ckptrun import Callback, DataModule, Module, StopTraining
 from ckptrun.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.state_file import read_state
+from ckptrun.errors import SaveError
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.plan import LaunchPlan
 from ckptrun.records import CheckpointRecord, Fn, Outcome
@@ -225,6 +227,37 @@ class Seen(Callback):
         path = Path(self._folder) / f"epoch-{trainer.current_epoch}-rank-{trainer.global_rank}"
         path.write_text(" ".join(map(str, pl_module.seen)))
         pl_module.seen.clear()
+
+
+class FailingCommits(Callback):
+    """Commits with these numbers fail in the rank that writes; each rank notes its books at the end of each epoch."""
+
+    def __init__(self, folder: str, *numbers: int) -> None:
+        self._folder, self._numbers = folder, numbers
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        from ckptrun.fit import checkpoint_writer
+
+        real, count = checkpoint_writer.commit, itertools.count(1)
+
+        def commit(*args: Any, **options: Any) -> Any:
+            if next(count) in self._numbers:
+                raise SaveError("the disk is away")
+            return real(*args, **options)
+
+        checkpoint_writer.commit = commit
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.checkpoints.settle()
+        books = [sorted(map(os.path.basename, c.best_k_models)) for c in trainer.checkpoint_callbacks]
+        path = Path(self._folder) / f"rank-{trainer.global_rank}"
+        with path.open("a") as file:
+            file.write(f"{trainer.current_epoch} {books}\n")
+
+
+def with_failing_commit(folder: str) -> list[Callback]:
+    """The second save fails."""
+    return [ModelCheckpoint(monitor="val_loss", save_top_k=-1), FailingCommits(folder, 2)]
 
 
 class _InBuild:

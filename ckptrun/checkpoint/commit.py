@@ -30,7 +30,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, ENOSPC, ENOTSUP
 from typing import BinaryIO, Final, cast
 
 from ckptrun.checkpoint import faults, naming
@@ -66,7 +66,8 @@ def commit(
             only be written to, from front to back.
         manifest: without ``files``, which are filled in here. ``saved_at`` is filled in where it is 0, and
             the seconds this took are added to ``save_s``.
-        needed_bytes: about how much the files take, for the message of an error.
+        needed_bytes: what the files take at least. Where that certainly does not fit nothing is begun, for a disk
+            that is filled to the brim fails everybody else who writes to it.
 
     Returns:
         The manifest as it was written.
@@ -81,6 +82,8 @@ def commit(
     standing: str | None = None  # the folder that goes again if this fails
     try:
         faults.reach("commit:start", checkpoints_dir)
+        if needed_bytes is not None and _lacks_room(checkpoints_dir, needed_bytes):
+            raise OSError(ENOSPC, os.strerror(ENOSPC), checkpoints_dir)
         os.mkdir(temporary)
         standing = temporary
         faults.reach("commit:temp-made", temporary)
@@ -302,9 +305,23 @@ def _save_error(folder: str, name: str, error: Exception, needed_bytes: int | No
     return SaveError(f"{what}. {needed}{free}.", hint=f"The earlier checkpoints are untouched. {_ROOM}")
 
 
+def _lacks_room(folder: str, needed_bytes: int) -> bool:
+    """Whether so many bytes certainly do not fit."""
+    try:
+        return _free_bytes(folder) < needed_bytes
+    except OSError:
+        return False
+
+
 def _free_bytes(folder: str) -> int:
-    """What a user without special rights can still write, in bytes."""
+    """What a user without special rights can still write, in bytes.
+
+    Raises:
+        OSError: it cannot be told; some network mounts say that they have no blocks at all.
+    """
     found = os.statvfs(folder)
+    if found.f_blocks == 0:
+        raise OSError(ENOTSUP, os.strerror(ENOTSUP), folder)
     return found.f_bavail * found.f_frsize
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -41,6 +41,20 @@ class Snapshot:
         """What the kept buffers take."""
         return sum(size_bytes * len(buffers) for size_bytes, buffers in self._buffers.items())
 
+    def reserve(self, tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+        """Make the buffers for these tensors, in place of those there are, and copy nothing yet."""
+        self._buffers = {}
+        seen, made = set(), []
+        for tensor in tensors:
+            if tensor.device.type == "meta" or not _is_one_storage(tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen:
+                seen.add(storage._cdata)
+                made.append(_buffer_for(storage))
+                self._buffers.setdefault(storage.nbytes(), []).append(made[-1])
+        return made
+
     def take(self, state: Any) -> Any:
         """Copy ``state``, which is in the form that :func:`ckptrun.checkpoint.safe_state.encode` gives.
 
@@ -52,7 +66,10 @@ class Snapshot:
         """
         copier = _Copier(self._buffers)
         try:
-            return copier.value(state)
+            result = copier.value(state)
+            if copier.waits_for_device:
+                torch.cuda.synchronize()
+            return result
         finally:
             self._buffers = copier.used  # those that this state did not need go
 
@@ -63,6 +80,7 @@ class _Copier:
         self._free = {size_bytes: buffers[::-1] for size_bytes, buffers in free.items()}
         self.used: _Buffers = {}
         self._storages: dict[int, torch.UntypedStorage] = {}  # by the source storage's identity
+        self.waits_for_device = False  # copies from a GPU are under way
         self._done: dict[int, tuple[Any, Any]] = {}  # by id, with the original, so that ids stay unique
 
     def value(self, obj: Any) -> Any:
@@ -114,11 +132,20 @@ class _Copier:
         if copy is None:
             size_bytes = source.nbytes()
             free = self._free.get(size_bytes)
-            copy = free.pop() if free else torch.empty(size_bytes, dtype=torch.uint8).untyped_storage()
+            copy = free.pop() if free else _buffer_for(source)
             self.used.setdefault(size_bytes, []).append(copy)
             self._storages[source._cdata] = copy
-            copy.copy_(source, non_blocking=False)
+            on_device = source.device.type == "cuda"
+            # In the order of the device's own work, so after the update that made these values.
+            copy.copy_(source, non_blocking=on_device)
+            self.waits_for_device |= on_device
         return copy
+
+
+def _buffer_for(source: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Room for ``source`` on the CPU; pinned for a GPU's, which then copies at the bus's full speed."""
+    pinned = source.device.type == "cuda"
+    return torch.empty(source.nbytes(), dtype=torch.uint8, pin_memory=pinned).untyped_storage()
 
 
 _IMMUTABLE = frozenset(

@@ -99,6 +99,7 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         grace_s=DEFAULT_GRACE_S if config.launch.grace_s is None else config.launch.grace_s,
         save_on_stop=config.run.save_on_stop,
         on_save_error=config.run.on_save_error,
+        async_save=config.run.async_save,
         job=settled.job,
         command=command,
         on_resolution=tell_resolution,

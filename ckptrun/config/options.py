@@ -78,7 +78,10 @@ class RunOptions:
     root: str = _option("./runs", "folder or URL under which runs lie (--root)")
     save_on_stop: bool = _option(True, "save a checkpoint when a signal or `ckptrun stop` ends the run")
     on_save_error: Literal["retry", "warn", "stop"] = _option(
-        "retry", "when a save fails: try once more then warn, warn, or stop"
+        "retry", "when a save fails: try twice more then warn, warn, or stop"
+    )
+    async_save: bool = _option(
+        True, "copy the state and write it while training goes on; false stops training until it is written"
     )
 
 

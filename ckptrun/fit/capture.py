@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -166,6 +167,18 @@ def capture_rank(trainer: Trainer, boundary: Boundary | None = None) -> dict[str
         kept = boundary.logs if boundary is not None else None
         state["logs"] = trainer.logs.state_dict() if kept is None else kept
     return state
+
+
+def trained_tensors(trainer: Trainer) -> Iterator[Tensor]:
+    """The tensors that make up nearly all of what :func:`capture` gives: the model's and its optimizers'."""
+    states = [trainer.strategy.model_state_dict(trainer.lightning_module)]
+    states += [dict(optimizer.state) for optimizer in trainer.optimizers]
+    while states:
+        value: Any = states.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            states.extend(reversed(value.values()))
 
 
 def size_of(state: Any) -> int:

@@ -3,28 +3,31 @@
 Decision: all saves of a rank pass through one service, which knows the state that was saved last, so that a second
 reason for the same state is noted in the registry and not written again; and which is the only one that deletes,
 after what replaces a checkpoint is committed and the registry says so.
+
+Saves that training goes on after are written in the background, one at a time (:mod:`ckptrun.fit.checkpoint_writer`).
+Until such a save has *landed* it is in nobody's books: the registry and the status do not name it, what it replaces
+stays, and a callback that entered it takes that back where it fails. The rank that writes takes note at the next
+boundary; with several ranks all of them learn how it ended when the next save begins, where they meet anyway.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
-from ckptrun.checkpoint.commit import commit, delete, preflight
+from ckptrun.checkpoint.commit import delete, preflight
 from ckptrun.checkpoint.manifest import Manifest, extend_line
 from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
 from ckptrun.checkpoint.retention import PASSING, decide, names_to_delete
 from ckptrun.checkpoint.safe_state import encode
-from ckptrun.checkpoint.state_file import ZIP_CRC, write_state
+from ckptrun.checkpoint.state_file import ZIP_CRC
 from ckptrun.errors import SaveError, UsageError
 from ckptrun.fit.capture import (
-    STATE_FILE,
     Boundary,
     capture,
     capture_rank,
@@ -32,7 +35,9 @@ from ckptrun.fit.capture import (
     has_nan,
     rank_file,
     size_of,
+    trained_tensors,
 )
+from ckptrun.fit.checkpoint_writer import CheckpointWriter
 from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason, StopReason
 from ckptrun.run.evals import in_use
 from ckptrun.run.registry import HELD_REASONS, DamagedRegistryError, Registry
@@ -42,8 +47,10 @@ if TYPE_CHECKING:
     from ckptrun.run.folder import RunFolder
     from ckptrun.stop import StopRequest
 
-_RETRY_AFTER_S = (0.5, 2.0)
+# Saves after which training goes on; before the others nothing more happens.
+_IN_THE_BACKGROUND = frozenset({SaveReason.PERIODIC, SaveReason.BEST, SaveReason.MANUAL})
 
+_Key = tuple[int, int, int, str]
 T = TypeVar("T")
 
 
@@ -62,7 +69,24 @@ class _Saved:
     """Which state a checkpoint holds."""
 
     record: CheckpointRecord
-    key: tuple[int, int, int, str]
+    key: _Key
+
+
+@dataclass
+class _Flight:
+    """A save that a thread is writing, and what waits for its end."""
+
+    ticket: Ticket
+    key: _Key | None  # of the state it holds, where training can go on from it
+    owner: str | None
+    size_bytes: int
+    blocked_s: float  # for which training stood still
+    asked_for: bool = False  # by `ckptrun save` or a signal
+    reasons: list[tuple[SaveReason, str | None]] = field(default_factory=list)  # further ones, and whose
+    drops: list[str] = field(default_factory=list)  # what goes once it has landed
+    undo: list[Callable[[], None]] = field(default_factory=list)  # what was entered for it
+    noted: bool = False  # this rank has seen how it ended
+    record: CheckpointRecord | None = None
 
 
 class CheckpointService:
@@ -75,7 +99,9 @@ class CheckpointService:
         self.registry = self._load_registry()
         self.head: CheckpointRecord | None = None  # the newest committed checkpoint of this line
         self.resumed: CheckpointRecord | None = None
-        self.save_error: str | None = None  # of the last save that failed, until one succeeds
+        self.writer = CheckpointWriter(trainer.context, run.checkpoints_dir)
+        self._flight: _Flight | None = None  # on every rank, until all know how it ended
+        self.landed = False  # the save in flight has ended and nobody took note; looked at at each boundary
         self.saved_s = 0.0  # seconds that training stood still for saving
         self._last: _Saved | None = None  # from which training can go on exactly
         self._newest: CheckpointRecord | None = None  # that was written or noted last
@@ -100,6 +126,11 @@ class CheckpointService:
         registry.run_id = self.trainer.context.run_id
         catch_up(registry, self.catalogue)
         return registry
+
+    @property
+    def save_error(self) -> str | None:
+        """Why the newest save failed; None where it did not."""
+        return self.writer.error
 
     # -- ranks -----------------------------------------------------------------------------------------
 
@@ -177,7 +208,7 @@ class CheckpointService:
 
     # -- boundaries ------------------------------------------------------------------------------------
 
-    def _key(self) -> tuple[int, int, int, str]:
+    def _key(self) -> _Key:
         loop = self.trainer.fit_loop
         assert loop is not None
         boundary = self._held()
@@ -216,14 +247,17 @@ class CheckpointService:
         Args:
             label: the part of the folder's name after the save counter; the step when None.
         """
-        if self._last is not None and self._last.key == self._key():
+        self.make_room()
+        key, flight = self._key(), self._flight
+        if flight is not None:
+            return replace(flight.ticket, exists=True)
+        if self._last is not None and self._last.key == key:
             record = self._last.record
             return Ticket(record.name, record.path, True, record.sequence)
-        step = self._key()[0]
 
         def make() -> Ticket:
             sequence = self.registry.reserve_sequence(self._highest)
-            name = naming.folder_name(sequence, label or f"step-{step:08d}")
+            name = naming.folder_name(sequence, label or f"step-{key[0]:08d}")
             return Ticket(name, f"{self.catalogue.path}/{name}", False, sequence)
 
         return self._shared(make)
@@ -236,8 +270,15 @@ class CheckpointService:
         owner: str | None = None,
         weights_only: bool = False,
         on_exception: bool = False,
+        undo: Callable[[], None] | None = None,
     ) -> bool:
         """Write and commit, or note a further reason for a state that is saved already.
+
+        A save for a stop, an exception or the end is committed on return. Another is copied and goes on in the
+        background (see ``run.async_save``).
+
+        Args:
+            undo: called where this returned True and the save failed all the same.
 
         Returns:
             False where it failed and ``run.on_save_error`` lets training go on.
@@ -252,9 +293,7 @@ class CheckpointService:
         if not loop.ready and not ticket.exists:
             return False  # what is restored by half is not saved
         if ticket.exists:
-            self._newest = self._last.record if self._last is not None else None
-            self.registry.note_again(ticket.name, reason, owner, job=self.trainer.context.job)
-            self._write_registry()
+            self._note_again(ticket, reason, owner, undo)
             return True
         if self._key()[0] == 0:
             return False  # no update was made yet, so there is no boundary
@@ -270,29 +309,161 @@ class CheckpointService:
             exact = exact and loop.at_boundary
         elif not boundary.has_weights_of(self.trainer):
             exact = False
-        key = self._key()
+        key = self._key() if exact and not weights_only else None
         started = time.monotonic()
         self.trainer.context.saving(True)
+        flies = False
         try:
             rank_states = self._rank_states(boundary)
             state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
             manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)
-            written = self._shared(lambda: self._write(ticket.name, state, rank_states, manifest))
+            flies = self.trainer.context.async_save and reason in _IN_THE_BACKGROUND and not self.alone
+            if flies:
+                self._flight = _Flight(ticket, key, owner, size_of(state), 0.0)
+                self._flight.undo += [undo] if undo is not None else []
+                if self._writes:
+                    self.writer.begin(ticket.name, state, rank_states, manifest, self._ended)
+            else:
+                written = self._shared(lambda: self.writer.write(ticket.name, state, rank_states, manifest))
         finally:
-            self.trainer.context.saving(False)
-            self.saved_s += time.monotonic() - started
+            blocked_s = time.monotonic() - started
+            self.saved_s += blocked_s
+            if not flies:
+                self.trainer.context.saving(False)
+        if flies:
+            assert self._flight is not None
+            self._flight.blocked_s = blocked_s
+            return True
         if written is None:
             return False
         record = written.to_record(ticket.path)
-        self.head = self._newest = record
-        self._highest = ticket.sequence
-        if not weights_only and exact:
-            self._last = _Saved(record, key)
-        self.registry.note_saved(record, [owner] if owner else [], save_s=written.save_s)
-        if not self._writes:
-            return True
+        self._take_over(record, key)
+        if self._writes:
+            self._enter(record, owner, written.save_s)
+            self._drop_old_holds()
+            self._announce(record, written.save_s, blocked_s)
+        return True
+
+    def _note_again(
+        self, ticket: Ticket, reason: SaveReason, owner: str | None, undo: Callable[[], None] | None
+    ) -> None:
+        flight = self._flight
+        if flight is not None and flight.ticket.name == ticket.name:
+            flight.reasons.append((reason, owner))
+            flight.undo += [undo] if undo is not None else []
+            return
+        self._newest = self._last.record if self._last is not None else None
+        self.registry.note_again(ticket.name, reason, owner, job=self.trainer.context.job)
         self._write_registry()
+
+    def drop(self, name: str, owner: str) -> None:
+        """``owner`` no longer wants ``name``; it goes if nobody else does, and once what replaces it is committed."""
+        if not self._writes:
+            return
+        if self._flight is not None and not self._flight.noted:
+            self._flight.drops.append(name)
+            return
+        self._write_registry()
+        self._drop([name])
+
+    # -- the save in flight ------------------------------------------------------------------------------
+
+    def _ended(self) -> None:
+        """In the writer's thread: how it ended can be asked for."""
+        self.trainer.context.saving(False)
+        self.landed = True
+
+    def attend(self) -> None:
+        """The save in flight has ended: take note, as far as this rank can do that by itself.
+
+        Raises:
+            SaveError: it failed and the policy is to stop.
+        """
+        self.landed = False
+        if self.trainer.world_size == 1 or self.alone:
+            self.settle()
+        else:
+            self._note_end()
+
+    def make_room(self) -> None:
+        """Before a save, on all ranks: the one in flight has to have ended, unless it is of this very state.
+
+        Raises:
+            SaveError: as :meth:`settle`.
+        """
+        if self._flight is not None and self._flight.key != self._key():
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the save in flight; on all ranks, unless this one is alone. Where it failed, what was entered
+        for it is taken back.
+
+        Raises:
+            SaveError: it failed and the policy is to stop.
+        """
+        flight = self._flight
+        if flight is None:
+            return
+        waited = time.monotonic()
+        record: CheckpointRecord | None = None
+        try:
+            record = self._shared(self._note_end)
+        finally:
+            self._flight = None
+            self.saved_s += time.monotonic() - waited
+            if record is None:
+                for undo in flight.undo:
+                    undo()
+        if record is not None:
+            self._take_over(record, flight.key)
+
+    def _note_end(self) -> CheckpointRecord | None:
+        """What came of the save in flight, waited for; on the rank that writes. Its end is noted once."""
+        flight = self._flight
+        assert flight is not None
+        if flight.noted or not self._writes:
+            return flight.record
+        try:
+            written = self.writer.wait()
+        finally:
+            flight.noted = True
+            self.landed = False
+        if written is None:
+            if flight.asked_for:
+                self.trainer.context.save_served(None, self.save_error)
+            return None
+        record = flight.record = written.to_record(flight.ticket.path)
+        self._take_over(record, flight.key)
+        self._enter(record, flight.owner, written.save_s, flight.reasons)
+        self._drop(flight.drops)
         self._drop_old_holds()
+        self._announce(record, written.save_s, flight.blocked_s)
+        if flight.asked_for:
+            self.trainer.context.save_served(record.path, None)
+        self.writer.look_ahead(flight.size_bytes)
+        return record
+
+    def _take_over(self, record: CheckpointRecord, key: _Key | None) -> None:
+        """``record`` is committed and the newest."""
+        self.head = self._newest = record
+        self._highest = record.sequence
+        if key is not None:
+            self._last = _Saved(record, key)
+
+    def _enter(
+        self,
+        record: CheckpointRecord,
+        owner: str | None,
+        save_s: float,
+        further: Sequence[tuple[SaveReason, str | None]] = (),
+    ) -> None:
+        """Into the registry, on the rank that writes."""
+        self.registry.note_saved(record, [owner] if owner else [], save_s=save_s)
+        for reason, other in further:
+            self.registry.note_again(record.name, reason, other, job=self.trainer.context.job)
+        self._write_registry()
+
+    def _announce(self, record: CheckpointRecord, save_s: float, blocked_s: float) -> None:
         self.trainer.context.saved(
             SavedCheckpoint(
                 record.name,
@@ -301,25 +472,17 @@ class CheckpointService:
                 record.step,
                 record.epoch,
                 record.reason,
-                written.save_s,
+                save_s,
                 record.size_bytes,
+                blocked_s,
             )
         )
-        return True
-
-    def drop(self, name: str, owner: str) -> None:
-        """``owner`` no longer wants ``name``; it goes if nobody else does."""
-        if not self._writes:
-            return
-        self._write_registry()
-        examined = self.catalogue.examine(name)
-        if isinstance(examined, CheckpointRecord):
-            self._delete([examined])
 
     # -- what the loop calls -----------------------------------------------------------------------------
 
     def save_boundary(self, reason: SaveReason, *, finished_by: str | None = None) -> bool:
         """Save the current boundary for the loop's own reasons; ``finished_by`` notes the end of training."""
+        self.settle()
         if self._key()[0] == 0:
             return False
         saved = False
@@ -345,17 +508,29 @@ class CheckpointService:
             self._write_registry()
         return saved
 
+    def first_step_done(self) -> None:
+        """Optimizers have their state now, so what a save will copy is known."""
+        saves = any(entry["saves_checkpoints"] for entry in self._entries())
+        if self._writes and self.trainer.context.async_save and saves:
+            self.writer.prepare(trained_tensors(self.trainer))
+
     def serve_save_request(self) -> None:
-        """Save because somebody asked for it, and say what came of it."""
-        saved = self.save_boundary(SaveReason.MANUAL)
-        path = self._newest.path if saved and self._newest is not None else None
-        self.trainer.context.save_served(path, self.save_error)
+        """Save because somebody asked for it; what comes of it is said once it is known."""
+        if self._key()[0] == 0:
+            return
+        if not self.save(self.reserve(), reason=SaveReason.MANUAL):
+            self.trainer.context.save_served(None, self.save_error)
+        elif self._flight is not None:
+            self._flight.asked_for = True
+        else:
+            self.trainer.context.save_served(None if self._newest is None else self._newest.path, None)
 
     def save_for_stop(self, request: StopRequest) -> None:
         """The checkpoint of a stop, at this boundary."""
         if self._stopping:
             return
         self._stopping = True
+        self.settle()
         if self.trainer.context.save_on_stop:
             hpc = request.reason is StopReason.WALLTIME
             self.save_boundary(SaveReason.HPC if hpc else SaveReason.STOP)
@@ -401,48 +576,6 @@ class CheckpointService:
             extra={"zip_crc": ZIP_CRC},
         )
 
-    def _write(
-        self, name: str, state: dict[str, Any], rank_states: list[Any], manifest: Manifest
-    ) -> Manifest | None:
-        files = {STATE_FILE: functools.partial(write_state, state=state)}
-        if not manifest.weights_only:
-            for rank_state in rank_states:
-                files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
-        return self._commit(name, files, manifest, size_of(state))
-
-    def _commit(
-        self, name: str, files: dict[str, Any], manifest: Manifest, needed_bytes: int
-    ) -> Manifest | None:
-        policy = self.trainer.context.on_save_error
-        waits = _RETRY_AFTER_S if policy == "retry" else ()
-        for wait_s in (*waits, None):
-            try:
-                if not self._may_save():
-                    self.save_error = "another process has taken the run over"
-                    self.trainer.context.say(f"{name} is not written: {self.save_error}.")
-                    return None
-                written = commit(self.run.checkpoints_dir, name, files, manifest, needed_bytes=needed_bytes)
-                self.save_error = None
-                return written
-            except SaveError as error:
-                self.save_error = error.message
-                if policy == "stop":
-                    raise
-                if wait_s is None:
-                    self.trainer.context.say(f"{error} Training goes on.")
-                    return None
-                self.trainer.context.say(f"{error.message} Trying again in {wait_s:g} s.")
-                time.sleep(wait_s)
-        return None
-
-    def _may_save(self) -> bool:
-        try:
-            return self.trainer.context.may_save()
-        except OSError as error:
-            raise SaveError(
-                f"Whether the run still is this process's cannot be read: {error.strerror or error}."
-            ) from error
-
     def _write_registry(self) -> None:
         if not self._writes:
             return
@@ -454,6 +587,11 @@ class CheckpointService:
             self.trainer.context.say(f"{self.run.registry} could not be written: {error.strerror}.")
 
     # -- deleting ----------------------------------------------------------------------------------------
+
+    def _drop(self, names: list[str]) -> None:
+        """Delete of these what nobody wants."""
+        examined = [self.catalogue.examine(name) for name in names]
+        self._delete([record for record in examined if isinstance(record, CheckpointRecord)])
 
     def _drop_old_holds(self) -> None:
         """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed; and what an
@@ -468,8 +606,7 @@ class CheckpointService:
                 or not HELD_REASONS.isdisjoint((save["reason"], *save["notes"]))
             )
         ]
-        examined = [self.catalogue.examine(name) for name in old]
-        self._delete([record for record in examined if isinstance(record, CheckpointRecord)])
+        self._drop(old)
 
     def _delete(self, candidates: list[CheckpointRecord]) -> None:
         if not candidates or self.head is None:
@@ -504,10 +641,11 @@ class CheckpointService:
 class NoCheckpoints(CheckpointService):
     """``fast_dev_run`` and evaluation: nothing is written; callbacks find every state saved already."""
 
+    save_error = None
+
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.alone = False
-        self.save_error = None
+        self.alone = self.landed = False
         self.saved_s = 0.0
         self.head = self.resumed = None
         self.boundary_keeper = None
@@ -517,6 +655,11 @@ class NoCheckpoints(CheckpointService):
     def try_out(self) -> None: ...
     def keep_boundary(self) -> None: ...
     def moved_on(self) -> None: ...
+
+    def attend(self) -> None: ...
+    def make_room(self) -> None: ...
+    def settle(self) -> None: ...
+    def first_step_done(self) -> None: ...
 
     def weights_were_swapped(self) -> bool:
         return False
@@ -538,7 +681,7 @@ class NoCheckpoints(CheckpointService):
     def save_for_stop(self, request: StopRequest) -> None: ...
 
 
-def _key_of(position: dict[str, Any]) -> tuple[int, int, int, str]:
+def _key_of(position: dict[str, Any]) -> _Key:
     return position["global_step"], position["epoch"], position["batch"], position["point"]
 
 

@@ -50,6 +50,7 @@ class RankContext:
     job: str | None = None
     save_on_stop: bool = True
     on_save_error: str = "retry"
+    async_save: bool = True
     trust: bool = False
     override: bool = False
     """Go on although something that changes the result is set otherwise now."""

@@ -125,7 +125,7 @@ class Evaluation:
         # not all may have the last one.
         ask_at = 0 if agreement is not None and not math.isinf(limit) else -1
         last, asked_at = limit - 1, 0
-        loop = trainer.fit_loop
+        loop, checkpoints = trainer.fit_loop, trainer.checkpoints
         outputs: list[Any] = []
         if kind == "predict":
             self.predictions.append(outputs)
@@ -138,6 +138,8 @@ class Evaluation:
                 asked_at = batch_idx
             if stop.request is not None:
                 raise EvaluationStopped
+            if checkpoints.landed:
+                checkpoints.attend()
             if agreement is None and loop is not None and loop.validation is self:
                 loop.serve_saves()
             batch = trainer.transfer(fetched, index)

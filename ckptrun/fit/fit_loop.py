@@ -269,7 +269,7 @@ class FitLoop:
         automatic = AutomaticUpdate(self, step) if module.automatic_optimization else None
         update = automatic.update if automatic is not None else None
         transfer = trainer.transfer if trainer.needs_transfer else None
-        stop, keeper = trainer.stop, trainer.checkpoints.boundary_keeper
+        stop, checkpoints, keeper = trainer.stop, trainer.checkpoints, trainer.checkpoints.boundary_keeper
         ask_at: float = math.inf if trainer.agreement is None else self.global_step + 1
         accumulate, num_batches, log_every = self.accumulate, self.num_batches, options.log_every_n_steps
         max_steps = math.inf if options.max_steps is None else options.max_steps
@@ -332,6 +332,8 @@ class FitLoop:
                 hook(outputs, batch, index)
             if not trainer.first_step_reported:
                 trainer.report_first_step()
+            if checkpoints.landed:
+                checkpoints.attend()
             if self.global_step >= ask_at:
                 ask_at = self.global_step + self._ask()
             if stop.request is not None or stop.save_requested != self._saves_served:

@@ -435,6 +435,7 @@ class Trainer(TrainerView):
                 datamodule = self.datamodule
                 steps.append(lambda: datamodule.teardown(fn))
             steps.append(lambda: module.teardown(fn))
+        steps.insert(0, self.checkpoints.settle)
         failed = self.checkpoints.alone or outcome.stop_reason is StopReason.EXCEPTION
         steps.append(lambda: self.strategy.teardown(failed=failed))
         steps.append(end_workers)
@@ -481,6 +482,7 @@ class Trainer(TrainerView):
         """The attempt has completed its first step."""
         self.first_step_reported = True
         self.context.first_step_done()
+        self.checkpoints.first_step_done()
 
     def monitored(self, name: str) -> torch.Tensor | None:
         """The newest value of a metric that something is decided by, the same on every rank; None where there is none.

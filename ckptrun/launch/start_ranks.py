@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
 
 _FACTS = (
-    "run_id", "attempt", "lease_epoch", "job", "save_on_stop", "on_save_error", "trust", "override", "strategy",
-    "versions", "resume_past_early_stop", "logs_dir",
+    "run_id", "attempt", "lease_epoch", "job", "save_on_stop", "on_save_error", "async_save", "trust", "override",
+    "strategy", "versions", "resume_past_early_stop", "logs_dir",
 )  # fmt: skip
 
 

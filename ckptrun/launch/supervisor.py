@@ -168,7 +168,7 @@ class Supervisor:
         """A checkpoint is committed."""
         self._of.checkpoint = saved.path
         self._of.sequence = saved.sequence
-        self._save_s += saved.save_s
+        self._save_s += saved.blocked_s
         self._changed.set()
 
     def save_served(self, path: str | None, error: str | None) -> None:

@@ -222,6 +222,16 @@ def small_disk(tmp_path: Path) -> Iterator[str]:
         subprocess.run(["umount", str(path)], check=True)
 
 
+def test_what_cannot_fit_is_not_begun(small_disk: str) -> None:
+    def never(_: BinaryIO) -> None:
+        raise AssertionError("nothing is written")
+
+    commit(small_disk, OLD, {"state.ckpt": writes(b"old")}, manifest(1))
+    with pytest.raises(SaveError, match=r"4\.0 MB were needed; .* are free"):
+        commit(small_disk, NEW, {"state.ckpt": never}, manifest(2), needed_bytes=4_000_000)
+    assert whole(small_disk) == os.listdir(small_disk) == [OLD]
+
+
 def test_a_full_disk(small_disk: str) -> None:
     import torch
 

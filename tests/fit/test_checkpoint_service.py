@@ -23,7 +23,7 @@ from ckptrun import Callback, MisconfigurationException
 from ckptrun.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.errors import NoCheckpointError, RunInUseError, SaveError, UsageError
-from ckptrun.fit import checkpoints as service
+from ckptrun.fit import checkpoint_writer
 from ckptrun.run.registry import Registry
 
 
@@ -185,6 +185,7 @@ def test_what_an_evaluation_reads_is_spared(tmp_path: Path) -> None:
     class Reads(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             if trainer.current_epoch == 1:
+                trainer.checkpoints.settle()
                 (name,) = names(tmp_path)
                 path = str(tmp_path / "demo" / "checkpoints" / name)
                 begin_eval(trainer.context.run, "test", path)
@@ -203,7 +204,7 @@ def test_what_an_evaluation_reads_is_spared(tmp_path: Path) -> None:
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
     """The first ``times`` commits fail; returns the names that were tried."""
     tried: list[str] = []
-    real = service.commit
+    real = checkpoint_writer.commit
 
     def commit(folder: str, name: str, *args: Any, **options: Any) -> Any:
         tried.append(name)
@@ -211,8 +212,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
             raise SaveError("the disk is full")
         return real(folder, name, *args, **options)
 
-    monkeypatch.setattr(service, "commit", commit)
-    monkeypatch.setattr(service, "_RETRY_AFTER_S", (0.0, 0.0))
+    monkeypatch.setattr(checkpoint_writer, "commit", commit)
+    monkeypatch.setattr(checkpoint_writer, "_RETRY_AFTER_S", (0.0, 0.0))
     return tried
 
 
@@ -263,14 +264,15 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         import torch
         from fit_helpers import Tiny, loader, make_trainer
         from ckptrun.callbacks import ModelCheckpoint
-        from ckptrun.fit import checkpoints
-        checkpoints._RETRY_AFTER_S = (0.0,)
+        from ckptrun.fit import checkpoint_writer
+        checkpoint_writer._RETRY_AFTER_S = (0.0,)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         big = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ParameterList([torch.zeros(100_000)]))
         class Big(Tiny):
             def forward(self, x):
                 return self.layers[0](x)
         def limit(trainer):
+            trainer.checkpoints.settle()
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         from fit_helpers import At
         trainer = make_trainer(Path({root!r}), callbacks=[ModelCheckpoint(), At("on_train_epoch_end", 2, limit)])

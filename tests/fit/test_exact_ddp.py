@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rank_work import (
     picture,
     play,
     shared_server,
+    with_failing_commit,
 )
 
 from ckptrun.callbacks import EarlyStopping, ModelCheckpoint
@@ -272,3 +274,20 @@ def test_predictions_of_two_ranks_are_those_of_one(server: SharedServer, trained
         list(range(i, min(21, i + 4))) for i in range(0, 21, 4)
     ]
     assert_same(one, two)
+
+
+def test_a_save_that_fails_in_the_background_is_taken_back_in_every_rank(
+    server: SharedServer, tmp_path: Path
+) -> None:
+    """Only the rank that writes sees it fail; all have to go on from the same books."""
+    books = tmp_path / "books"
+    books.mkdir()
+    work = Work(callbacks=functools.partial(with_failing_commit, str(books)))
+    played = play(server, tmp_path, "run", work, on_save_error="warn")
+    assert played.code == 0, played.logs()
+    assert any("the disk is away" in text for text in played.said)
+    one, two = [path.read_text() for path in sorted(books.iterdir())]
+    assert one == two
+    names = [record.name for record in reversed(played.checkpoints())]
+    assert [name[:8] for name in names] == ["00000001", "00000003"]
+    assert one.splitlines() == [f"0 {[[]]}", f"1 {[names[:1]]}", f"2 {[names[:1]]}"]

@@ -30,6 +30,8 @@ class Service:
     outcome: bool | Exception = True
     root: str = "/runs/demo/checkpoints"
     unreadable: bool = False
+    fails_later: bool = False
+    undo: Any = None
     _key: int = -1
 
     def reserve(self, label: str | None) -> SimpleNamespace:
@@ -40,7 +42,16 @@ class Service:
         name = f"{number:08d}-{label or f'step-{self.trainer.global_step:08d}'}"
         return SimpleNamespace(name=name, path=f"{self.root}/{name}", exists=False)
 
-    def save(self, ticket: Any, *, reason: SaveReason, owner: str, **options: Any) -> bool:
+    def make_room(self) -> None:
+        """A save in the background that failed calls what it was given, as the real one does."""
+        undo, self.undo = self.undo, None
+        if undo is not None:
+            undo()
+
+    def save(self, ticket: Any, *, reason: SaveReason, owner: str, undo: Any = None, **options: Any) -> bool:
+        if self.fails_later:
+            self.undo, self.fails_later = undo, False
+            return True
         if isinstance(self.outcome, Exception):
             raise self.outcome
         if self.outcome:
@@ -559,6 +570,18 @@ def _raise(error: BaseException) -> Callable[..., bool]:
         raise error
 
     return save
+
+
+def test_a_save_that_fails_later_is_judged_as_if_it_had_not_been_made() -> None:
+    checkpoint = ModelCheckpoint(monitor="val_loss", save_top_k=1)
+    trainer = Trainer(checkpoint).start()
+    trainer.epoch(val_loss=3.0)
+    trainer.checkpoints.fails_later = True
+    trainer.epoch(val_loss=1.0)
+    assert float(checkpoint.best_model_score or 0) == 1.0
+    trainer.epoch(val_loss=2.0)
+    assert float(checkpoint.best_model_score or 0) == 2.0, "better than the best that is there"
+    assert trainer.checkpoints.steps == [2, 6]
 
 
 def test_a_state_that_another_callback_saved_is_shared() -> None:

@@ -2,11 +2,11 @@
 
 Decision: one save serves everything that is asked of it at a step. Whether the state enters the top k, and
 whether it is the newest one of ``save_last``, is entered into the books first, so that the state inside the
-checkpoint knows of the checkpoint; a save that fails takes the entries back; what fell out of the books is
-given up only after the save. Names, counters, commit and deletion are the trainer's checkpoint service's,
-which knows of the other callbacks too. Turned down: files named ``last.ckpt`` beside the others, as in
-Lightning: in a run, ``last`` is whatever was saved last, whoever saved it, so a second copy of it would only
-cost time and space.
+checkpoint knows of the checkpoint; a save that fails, be it later in the background, takes the entries back;
+what fell out of the books is given up only once the save is committed. Names, counters, commit and deletion are
+the trainer's checkpoint service's, which knows of the other callbacks too. Turned down: files named
+``last.ckpt`` beside the others, as in Lightning: in a run, ``last`` is whatever was saved last, whoever saved
+it, so a second copy of it would only cost time and space.
 """
 
 from __future__ import annotations
@@ -255,6 +255,8 @@ class ModelCheckpoint(CheckpointBooks):
     # -- saving ------------------------------------------------------------------------------------
 
     def _save(self, trainer: Trainer, *, top_k: bool) -> None:
+        # First: where the save before fails, what was entered for it is taken back, and this state may be the better.
+        trainer.checkpoints.make_room()
         score = self._score(trainer) if top_k and self.save_top_k != 0 and self.monitor is not None else None
         enters = top_k and self.save_top_k != 0 and (self.monitor is None or self._beats_kth(score))
         if self.verbose and score is not None and not enters:
@@ -278,6 +280,7 @@ class ModelCheckpoint(CheckpointBooks):
                 reason=SaveReason.BEST if best else SaveReason.PERIODIC,
                 owner=self.state_key,
                 weights_only=self.save_weights_only,
+                undo=lambda: self._roll_back(before),
             )
         finally:
             if not saved:

@@ -1,0 +1,170 @@
+"""How do a checkpoint's bytes get to the disk while training goes on?
+
+    training   ──step──┬─copy─┬──step──step──┬─took note─┬──step──
+    saver              └──────┴─write, fsync, commit──┘
+
+The rank that writes copies the state into buffers that it keeps, and a thread writes the copy: see
+:mod:`ckptrun.checkpoint.snapshot`. Where nothing moves on meanwhile (a stop, the end of training) the state is
+written as it is.
+
+What a failing disk means is decided here too, by ``run.on_save_error``; the temporary files are gone by then, and
+the earlier checkpoints are as they were (:mod:`ckptrun.checkpoint.commit`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptrun.checkpoint.commit import commit, preflight
+from ckptrun.checkpoint.manifest import Manifest
+from ckptrun.checkpoint.snapshot import AsyncSaver, Snapshot
+from ckptrun.checkpoint.state_file import write_state
+from ckptrun.errors import SaveError
+from ckptrun.fit.capture import STATE_FILE, rank_file, size_of
+
+if TYPE_CHECKING:
+    from ckptrun.fit.context import RankContext
+
+_RETRY_AFTER_S = (0.5, 2.0)
+_WORTH_PREPARING_BYTES = 16 << 20
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time; all but the thread's own work belongs to the training thread.
+
+    Attributes:
+        error: why the newest save failed, until one succeeds.
+    """
+
+    def __init__(self, context: RankContext, checkpoints_dir: str) -> None:
+        self._context = context
+        self._folder = checkpoints_dir
+        self._snapshot = Snapshot()
+        self._saver: AsyncSaver[Manifest | None] = AsyncSaver()
+        self._preparing: threading.Thread | None = None
+        self._room_said = False
+        self.error: str | None = None
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def write(
+        self, name: str, state: dict[str, Any], rank_states: list[Any], manifest: Manifest
+    ) -> Manifest | None:
+        """Write and commit now.
+
+        Returns:
+            The manifest as it was written; None where it failed and ``run.on_save_error`` lets training go on.
+
+        Raises:
+            SaveError: it failed, and the policy is to stop.
+        """
+        files = {STATE_FILE: functools.partial(write_state, state=state)}
+        if not manifest.weights_only:
+            for rank_state in rank_states:
+                files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
+        return self._commit(name, files, manifest, size_of(state))
+
+    def begin(
+        self,
+        name: str,
+        state: dict[str, Any],
+        rank_states: list[Any],
+        manifest: Manifest,
+        ended: Callable[[], None],
+    ) -> None:
+        """Copy the state and have it written by a thread; the save before must have been waited for.
+
+        Args:
+            ended: called in that thread once :meth:`wait` has an answer.
+        """
+        started = time.monotonic()
+        self._prepared()
+        state, rank_states = self._snapshot.take((state, rank_states))
+        manifest = replace(manifest, save_s=manifest.save_s + time.monotonic() - started)
+
+        def work() -> Manifest | None:
+            try:
+                return self.write(name, state, rank_states, manifest)
+            finally:
+                ended()
+
+        self._saver.submit(work)
+
+    def wait(self) -> Manifest | None:
+        """Wait for what :meth:`begin` began, and give what :meth:`write` gives."""
+        return self._saver.wait()
+
+    def _commit(
+        self, name: str, files: dict[str, Any], manifest: Manifest, needed_bytes: int
+    ) -> Manifest | None:
+        policy = self._context.on_save_error
+        waits = _RETRY_AFTER_S if policy == "retry" else ()
+        for wait_s in (*waits, None):
+            try:
+                if not self._may_save():
+                    self.error = "another process has taken the run over"
+                    self._context.say(f"{name} is not written: {self.error}.")
+                    return None
+                written = commit(self._folder, name, files, manifest, needed_bytes=needed_bytes)
+                self.error = None
+                return written
+            except SaveError as error:
+                self.error = error.message
+                if policy == "stop":
+                    raise
+                if wait_s is None:
+                    self._context.say(f"{error} Training goes on.")
+                    return None
+                self._context.say(f"{error.message} Trying again in {wait_s:g} s.")
+                time.sleep(wait_s)
+        return None
+
+    def _may_save(self) -> bool:
+        try:
+            return self._context.may_save()
+        except OSError as error:
+            raise SaveError(
+                f"Whether the run still is this process's cannot be read: {error.strerror or error}."
+            ) from error
+
+    # -- room --------------------------------------------------------------------------------------------
+
+    def look_ahead(self, needed_bytes: int) -> None:
+        """Say, once until there is room again, that the next save will not find the space it needs."""
+        problem = preflight(self._folder, needed_bytes)
+        if problem is not None and not self._room_said:
+            self._context.say(problem)
+        self._room_said = problem is not None
+
+    # -- buffers -----------------------------------------------------------------------------------------
+
+    def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Have the buffers made in the background, so that the first copy takes no longer than the others.
+
+        The kernel clears a page when it is touched first, which takes as long as the copy itself.
+        """
+        tensors = list(tensors)
+        if sum(tensor.numel() * tensor.element_size() for tensor in tensors) < _WORTH_PREPARING_BYTES:
+            return
+        buffers = self._snapshot.reserve(tensors)
+
+        def touch() -> None:
+            for buffer in buffers:
+                # A call through ctypes lets go of the interpreter, and takes no thread of torch's.
+                ctypes.memset(buffer.data_ptr(), 0, buffer.nbytes())
+
+        self._preparing = threading.Thread(target=touch, name="ckptrun-save-buffers", daemon=True)
+        self._preparing.start()
+
+    def _prepared(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
