@@ -6,9 +6,11 @@ do not hold the CRC (``ZIP_CRC`` says so in the manifest), so ``unzip -t`` and P
 damaged, and the manifest's checksum is what counts. Turned down: the CRC, which makes a save up to twice as
 long; a zip writer of our own, which would have to follow torch's format.
 
-Reading compares the checksum of all bytes before any of them is interpreted, then loads through the same open
-file, so that what was checked is what is loaded even where the folder is deleted meanwhile. Turned down:
-memory-mapping, where the first update pays for each page and a damaged page is only met there.
+Reading compares the checksum of all bytes before any of them is used, and loads through the same open file, so
+that what was checked is what is loaded even where the folder is deleted meanwhile. A large file is hashed by a
+thread while torch reads it: with weights only, a damaged file can make that reading fail and nothing else, and
+what came of it is dropped. Turned down: memory-mapping, where the first update pays for each page and a damaged
+page is only met there.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import io
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, Final
 
 import torch
 
 from ckptrun.checkpoint import faults
-from ckptrun.checkpoint.checksum import checksum_of
+from ckptrun.checkpoint.checksum import RawReader, checksum_of
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 
 ZIP_CRC: Final = False  # goes into the manifest as ``zip_crc``
@@ -33,6 +36,7 @@ ZIP_CRC: Final = False  # goes into the manifest as ``zip_crc``
 _TRANSIENT: Final = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ECONNRESET, errno.EREMOTEIO}
 )
+LARGE_BYTES = 32 << 20  # from here on a thread that hashes is worth its start
 RETRY_WAITS_S: tuple[float, ...] = (0.1, 0.5, 2.0)
 
 _crc_option = threading.Lock()  # older torch keeps the option for the process, newer for the thread
@@ -80,9 +84,9 @@ def read_state(path: str, *, checksum: str | None = None, size_bytes: int | None
     while True:
         try:
             with _File(path) as raw:
-                wrong = _difference(raw, path, checksum, size_bytes)
+                state, wrong = _checked(raw, path, checksum, size_bytes)
                 if wrong is None:
-                    return _load(raw, path)
+                    return state
                 if mistrusted:
                     raise DamagedCheckpointError(wrong, hint=_INSTEAD)
                 mistrusted = True
@@ -115,18 +119,50 @@ class _File(io.FileIO):
             raise
 
 
-def _difference(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -> str | None:
-    """What is wrong with the file's bytes, or None. Leaves ``raw`` at its start."""
+class _Beside:
+    """Reads the same open file from its start, and leaves the position of others alone."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._offset = 0
+
+    def readinto(self, buffer: bytearray, /) -> int:
+        faults.reach("state:read")
+        count = os.preadv(self._fd, [buffer], self._offset)
+        self._offset += count
+        return count
+
+
+def _checked(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -> tuple[Any, str | None]:
+    """The file's state and None; or None and what is wrong with its bytes."""
     found_bytes = os.fstat(raw.fileno()).st_size
     if size_bytes is not None and found_bytes != size_bytes:
         kind = "is truncated" if found_bytes < size_bytes else "is too long"
-        return f"{path} {kind}: found {found_bytes} bytes, expected {size_bytes}"
-    if checksum is not None:
-        found, _ = checksum_of(raw, checksum.partition(":")[0])
+        return None, f"{path} {kind}: found {found_bytes} bytes, expected {size_bytes}"
+    if checksum is None:
+        return _load(raw, path), None
+    if found_bytes < LARGE_BYTES:
+        wrong = _wrong_checksum(raw, path, checksum)
         raw.seek(0)
-        if found != checksum:
-            return f"{path} is damaged: found the checksum {found}, expected {checksum}"
-    return None
+        return (_load(raw, path), None) if wrong is None else (None, wrong)
+    with ThreadPoolExecutor(1, "ckptrun-checksum") as pool:
+        hashing = pool.submit(_wrong_checksum, _Beside(raw.fileno()), path, checksum)
+        try:
+            state = _load(raw, path)
+        except Exception:
+            wrong = hashing.result()
+            if wrong is None:
+                raise
+            return None, wrong
+        wrong = hashing.result()
+    return (state, None) if wrong is None else (None, wrong)
+
+
+def _wrong_checksum(raw: RawReader, path: str, checksum: str) -> str | None:
+    found, _ = checksum_of(raw, checksum.partition(":")[0])
+    if found == checksum:
+        return None
+    return f"{path} is damaged: found the checksum {found}, expected {checksum}"
 
 
 def _load(raw: _File, path: str) -> Any:

@@ -40,6 +40,13 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_file, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
 
 
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A large file is hashed while torch reads it; here any file can be one."""
+    monkeypatch.setattr(state_file, "LARGE_BYTES", 0 if request.param == "large" else 1 << 40)
+    return str(request.param)
+
+
 def assert_same(found: dict[str, Any]) -> None:
     expected = make_state()
     assert found.keys() == expected.keys()
@@ -53,6 +60,7 @@ def assert_same(found: dict[str, Any]) -> None:
     assert (found["global_step"], found["name"]) == (12, "ü")
 
 
+@pytest.mark.usefixtures("size")
 def test_there_and_back(written: tuple[str, FileRecord]) -> None:
     path, record = written
     assert os.path.getsize(path) == record.size_bytes
@@ -105,6 +113,7 @@ def test_truncated(written: tuple[str, FileRecord], kept: float) -> None:
         read_state(path)
 
 
+@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.7, 0.9999])
 def test_one_wrong_byte(written: tuple[str, FileRecord], place: float) -> None:
     path, record = written
@@ -118,6 +127,26 @@ def test_one_wrong_byte(written: tuple[str, FileRecord], place: float) -> None:
     assert path in raised.value.message
     assert f"expected {record.checksum}" in raised.value.message
     assert "found the checksum xxh3_64:" in raised.value.message
+
+
+def test_what_was_read_of_a_damaged_large_file_is_dropped(
+    written: tuple[str, FileRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where torch made something of it, and where what it raised says nothing of damage."""
+    path, record = written
+    monkeypatch.setattr(state_file, "LARGE_BYTES", 0)
+    wrong = f"{record.checksum[:-1]}{'0' if record.checksum[-1] != '0' else '1'}"
+    with pytest.raises(DamagedCheckpointError, match="found the checksum"):
+        read_state(path, checksum=wrong)
+
+    def runs_out(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", runs_out)
+    with pytest.raises(DamagedCheckpointError, match="found the checksum"):
+        read_state(path, checksum=wrong)
+    with pytest.raises(MemoryError):
+        read_state(path, checksum=record.checksum)
 
 
 def test_nothing_is_interpreted_before_its_checksum_was_right(
@@ -169,6 +198,7 @@ def test_objects_that_would_run_code(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.usefixtures("no_waits")
+@pytest.mark.usefixtures("size")
 def test_an_io_error_is_retried(written: tuple[str, FileRecord]) -> None:
     path, record = written
     with faults.armed("state:read:1=raise:EIO"):
@@ -176,6 +206,7 @@ def test_an_io_error_is_retried(written: tuple[str, FileRecord]) -> None:
 
 
 @pytest.mark.usefixtures("no_waits")
+@pytest.mark.usefixtures("size")
 def test_an_io_error_that_stays_is_no_damage(written: tuple[str, FileRecord]) -> None:
     path, record = written
     with faults.armed("state:read:1+=raise:EIO"), pytest.raises(NoCheckpointError) as raised:
