@@ -40,6 +40,8 @@ from ckptrun.records import (
     Resolution,
     ResolutionError,
     SavedCheckpoint,
+    Status,
+    StopReason,
 )
 from ckptrun.resolve.finished import Limits, nothing_left
 from ckptrun.resolve.gather import Gathered, gather, resolve_gathered
@@ -50,7 +52,8 @@ from ckptrun.run.folder import RunFolder
 from ckptrun.run.identity import ensure_identity, read_identity
 from ckptrun.run.lease import Holder, Lease, live_holder
 from ckptrun.run.rank_processes import end_leftovers
-from ckptrun.run.registry import edit
+from ckptrun.run.registry import DamagedRegistryError, Registry, edit
+from ckptrun.run.status import read_status, write_status
 from ckptrun.run.sweep import sweep as sweep_run
 from ckptrun.stop import StopListener, exit_code
 from ckptrun.storage.files import write_atomic
@@ -243,7 +246,8 @@ def _fit(spec: SessionSpec) -> SessionResult:
     holder = Holder.this_process(job=spec.job, command=" ".join(spec.command))
     try:
         folder.create()
-        lease = Lease.acquire(folder.lease, holder, sequence=_noted_sequence(folder), on_wait=spec.echo)
+        sequence, epoch = _noted(folder)
+        lease = Lease.acquire(folder.lease, holder, sequence=sequence, after_epoch=epoch, on_wait=spec.echo)
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
@@ -254,6 +258,7 @@ def _fit(spec: SessionSpec) -> SessionResult:
         done = _nothing_left(spec, gathered, resolution)
         if done is not None:
             spec.echo(f"nothing left to do: {done}")
+            _settle_status(folder)
             return SessionResult(0, resolution, nothing_left=done)
         _prepare(spec)
         return _attempts(spec, lease, gathered, resolution)
@@ -262,6 +267,17 @@ def _fit(spec: SessionSpec) -> SessionResult:
             lease.release()
         except OSError:
             pass  # a dead holder is taken over at once
+
+
+def _settle_status(folder: RunFolder) -> None:
+    """Say that the run has finished, where the attempt that did the last of it died before it could."""
+    try:
+        record = read_status(folder)
+        if record is not None and record.status is not Status.FINISHED:
+            ended = replace(record, status=Status.FINISHED, stop_reason=str(StopReason.DONE), exit_code=0)
+            write_status(folder.status, ended)
+    except (UsageError, OSError):
+        pass  # only a display, and there is nothing else to do
 
 
 def _prepare(spec: SessionSpec) -> None:
@@ -277,10 +293,21 @@ def _unwritable(folder: RunFolder, error: OSError) -> UsageError:
     )
 
 
-def _noted_sequence(folder: RunFolder) -> int:
+def _noted(folder: RunFolder) -> tuple[int, int]:
+    """The highest save counter and the highest epoch of the lease that checkpoints and registry know of.
+
+    The lease is renewed without waiting for the disk, so power loss may take it; an epoch that began anew would make
+    all readers ignore what is saved under it.
+    """
     from ckptrun.checkpoint.catalogue import Catalogue
 
-    return Catalogue(folder.checkpoints_dir).highest_sequence()
+    catalogue = Catalogue(folder.checkpoints_dir)
+    newest = next((manifest.lease_epoch for _, manifest in catalogue.manifests()), 0)
+    try:
+        takeovers = Registry.load(folder.registry).takeovers
+    except (FileNotFoundError, DamagedRegistryError):
+        takeovers = []
+    return catalogue.highest_sequence(), max([newest, *(each.get("lease_epoch", 0) for each in takeovers)])
 
 
 def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Resolution) -> SessionResult:
@@ -336,7 +363,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         if gathered.registry.committed_sequence == 0:
             _store_config(spec)
         if lease.epoch > 1:
-            _note_takeover(folder, lease)
+            _note_takeover(folder, lease, identity.id)
         record = AttemptRecord(
             attempt=next_attempt(list(gathered.facts.attempts)),
             fn=spec.fn,
@@ -422,11 +449,18 @@ def _store_config(spec: SessionSpec) -> None:
     """Keep the config as the run's own: at once in a run without checkpoints, else with the first one that it leads
     to, so that what the next attempt is compared with is what the newest checkpoint was made with."""
     if spec.config_text is not None:
-        write_atomic(spec.folder.config_yaml, spec.config_text.encode(), durable=True)
+        write_atomic(spec.folder.config_yaml, spec.config_text.encode(), durable=True, point="config")
 
 
-def _note_takeover(folder: RunFolder, lease: Lease) -> None:
-    edit(folder.registry, lambda registry: registry.note_takeover(lease.epoch, lease.sequence_at_takeover))
+def _note_takeover(folder: RunFolder, lease: Lease, run_id: str) -> None:
+    from ckptrun.checkpoint.catalogue import Catalogue
+    from ckptrun.checkpoint.rebuild import rebuild_registry
+
+    edit(
+        folder.registry,
+        lambda registry: registry.note_takeover(lease.epoch, lease.sequence_at_takeover),
+        otherwise=lambda: rebuild_registry(Catalogue(folder.checkpoints_dir), run_id=run_id),
+    )
 
 
 def _remove_pin(folder: RunFolder, say: Callable[[str], None]) -> None:

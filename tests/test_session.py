@@ -218,6 +218,32 @@ def test_nothing_left_to_do(folder: RunFolder) -> None:
     assert run(folder, rank, reference="last", limits=Limits(max_steps=6)).nothing_left is None
 
 
+def test_nothing_left_to_do_settles_what_a_killed_attempt_could_not_say(folder: RunFolder) -> None:
+    run(folder, Rank(5))
+    status = json.loads(Path(folder.status).read_text())
+    dead = {**status, "status": "RUNNING", "stop_reason": None, "exit_code": None, "pid": 2**22 + 1}
+    Path(folder.status).write_text(json.dumps(dead))
+    assert run(folder, reference="last", limits=Limits(max_steps=5)).nothing_left == LEFT
+    now = json.loads(Path(folder.status).read_text())
+    assert {**now, **{name: status[name] for name in ("counter", "written_at")}} == status
+
+
+def test_an_epoch_is_not_used_twice_where_the_lease_was_lost(folder: RunFolder) -> None:
+    """Readers would ignore what is saved under it, as the writing of one who was taken over."""
+    run(folder, Rank(5))
+    run(folder, Rank(10), reference="last")
+    Path(folder.lease).write_bytes(b"")
+    result = run(folder, Rank(15), reference="last")
+    assert result.exit_code == 0
+    assert preview(spec(folder, reference="last"))[0].step == 15
+    Path(folder.lease).unlink()
+    Path(folder.registry).write_text("{")
+    run(folder, Rank(20), reference="last")
+    lease = read_lease(folder.lease)
+    assert lease is not None and lease.epoch == 4
+    assert preview(spec(folder, reference="last"))[0].step == 20
+
+
 def test_a_fit_without_a_reference_is_refused_where_there_are_checkpoints(folder: RunFolder) -> None:
     run(folder, Rank(5))
     result = run(folder, Rank())

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 import xxhash
 
-from ckptrun.checkpoint import faults
+from ckptrun import faults
 from ckptrun.errors import IncompatibleError
 
 if TYPE_CHECKING:

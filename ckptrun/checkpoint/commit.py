@@ -33,7 +33,8 @@ from dataclasses import replace
 from errno import EDQUOT, ENOSPC, ENOTSUP
 from typing import BinaryIO, Final, cast
 
-from ckptrun.checkpoint import faults, naming
+from ckptrun import faults
+from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.checksum import HashingWriter
 from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ckptrun.errors import CkptrunError, SaveError
@@ -212,6 +213,7 @@ def sweep(checkpoints_dir: str) -> list[str]:
     for entry in sorted(entries):
         folder = os.path.join(checkpoints_dir, entry)
         if _is_leftover(entry) and not os.path.islink(folder) and os.path.isdir(folder):
+            faults.reach("sweep:folder", folder)
             _remove_tree(folder)
             if not os.path.lexists(folder):
                 gone.append(entry)

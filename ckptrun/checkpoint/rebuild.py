@@ -41,23 +41,34 @@ def rebuild_registry(catalogue: Catalogue, *, run_id: str | None = None) -> Regi
 def catch_up(registry: Registry, catalogue: Catalogue) -> list[str]:
     """Note what was committed after the registry was last written; returns the names, oldest first.
 
-    Costs nothing where the registry is up to date: only newer names are looked into.
+    Among the saves that it lists, one that it lacks and that is still there was about to be deleted when the process
+    died: that is noted as well, so that whoever trains next looks at it again.
+
+    Costs nothing where the registry is up to date: only what it does not list is looked into.
 
     Raises:
         NoCheckpointError: the folder cannot be listed.
     """
     newest_noted = registry.committed_sequence
+    oldest_noted = min((entry["sequence"] for entry in registry.saves), default=newest_noted)
+    listed = {entry["name"] for entry in registry.saves}
     found: list[tuple[str, Manifest]] = []
     for name in catalogue.names():
         parsed = naming.parse(name)
-        if parsed is None or parsed.sequence <= newest_noted:
+        if parsed is None or parsed.sequence < oldest_noted:
             break
+        if name in listed:
+            continue
         try:
             manifest = read_manifest(f"{catalogue.path}/{name}")
         except (OSError, DamagedCheckpointError):
             continue
-        if registry.run_id in ("", manifest.run_id):
+        if registry.run_id not in ("", manifest.run_id):
+            continue
+        if parsed.sequence > newest_noted:
             found.append((name, manifest))
+        elif not _ignored(registry, manifest):
+            registry.note_forgotten(manifest.to_record(name), manifest.saved_for, save_s=manifest.save_s)
     return _note(registry, found)
 
 
@@ -71,11 +82,15 @@ def ignored_by_takeover(
     return None
 
 
+def _ignored(registry: Registry, manifest: Manifest) -> bool:
+    return ignored_by_takeover(registry.takeovers, manifest.lease_epoch, manifest.sequence) is not None
+
+
 def _note(registry: Registry, found: list[tuple[str, Manifest]]) -> list[str]:
     """Note manifests, given newest first, as the run would have; returns their names, oldest first."""
     noted = []
     for name, manifest in reversed(found):
-        if ignored_by_takeover(registry.takeovers, manifest.lease_epoch, manifest.sequence) is not None:
+        if _ignored(registry, manifest):
             continue
         if manifest.callbacks:
             registry.callbacks = [dict(entry) for entry in manifest.callbacks]

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
-from ckptrun.checkpoint import faults
+from ckptrun import faults
 from ckptrun.checkpoint.checksum import RawReader, checksum_of
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 

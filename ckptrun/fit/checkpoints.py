@@ -496,6 +496,8 @@ class CheckpointService:
             saved = self.save(self.reserve(), reason=reason)
         newest = self._newest
         if finished_by is not None and saved and newest is not None:
+            if self._writes:
+                self._drop_old_holds()  # what an attempt that was killed had no time to delete
             options = self.trainer.options
             self.registry.finished = {
                 "sequence": newest.sequence,

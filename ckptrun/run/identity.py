@@ -60,7 +60,7 @@ def ensure_identity(folder: RunFolder, command: Sequence[str]) -> RunIdentity:
         "versions": found,
         "git": None if git is None else git._asdict(),
     }
-    create_exclusive(folder.run_json, json.dumps(value, indent=1).encode() + b"\n")
+    create_exclusive(folder.run_json, json.dumps(value, indent=1).encode() + b"\n", point="identity")
     identity = read_identity(folder)
     assert identity is not None
     return identity

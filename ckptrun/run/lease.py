@@ -135,7 +135,7 @@ class Lease:
                     continue  # somebody was quicker, or woke up: judge anew
                 epoch = max(after_epoch, 0 if seen is None else seen.epoch) + 1
                 state = LeaseState(epoch, holder, 0, sequence)
-                _write(path, state, durable=True)
+                _write(path, state, durable=True, point="lease-acquire")
             if not locked:
                 time.sleep(_SETTLE_S)
                 now = read_lease(path)
@@ -150,7 +150,7 @@ class Lease:
                 if not self.still_mine():
                     return False
                 self._state = replace(self._state, counter=self._state.counter + 1)
-                _write(self._path, self._state, durable=False)
+                _write(self._path, self._state, durable=False, point="lease-renew")
             return True
         except RunInUseError:  # somebody halted while holding the lock; the next beat tries again
             return self.still_mine()
@@ -169,7 +169,7 @@ class Lease:
         try:
             with _locked(self._path):
                 if self.still_mine():
-                    _write(self._path, replace(self._state, holder=None), durable=True)
+                    _write(self._path, replace(self._state, holder=None), durable=True, point="lease-release")
         except RunInUseError:  # as in beat(); the next to come finds a dead holder, which is as good
             pass
 
@@ -253,8 +253,8 @@ def _in_use(path: str, holder: Holder | None) -> RunInUseError:
     )
 
 
-def _write(path: str, state: LeaseState, *, durable: bool) -> None:
-    write_json_atomic(path, asdict(state), durable=durable)
+def _write(path: str, state: LeaseState, *, durable: bool, point: str) -> None:
+    write_json_atomic(path, asdict(state), durable=durable, point=point)
 
 
 @contextlib.contextmanager

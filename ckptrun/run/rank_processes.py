@@ -36,7 +36,7 @@ def note_processes(folder: RunFolder, pids: Iterable[int]) -> None:
         "boot_id": boot_id(),
         "processes": [[stat.pid, stat.start_time] for stat in stats],
     }
-    write_json_atomic(_path(folder), value, durable=False)
+    write_json_atomic(_path(folder), value, durable=False, point="ranks")
 
 
 def end_leftovers(folder: RunFolder) -> list[int]:

@@ -137,7 +137,7 @@ class Registry:
         self.pin, self.keeps, self.quarantine = theirs.pin, theirs.keeps, theirs.quarantine
 
     def _write(self, path: str) -> None:
-        write_json_atomic(path, self.to_dict(), durable=True, indent=None)
+        write_json_atomic(path, self.to_dict(), durable=True, indent=None, point="registry")
         self._stamp = _stamp(os.stat(path))
 
     # ---- what the run notes
@@ -153,23 +153,17 @@ class Registry:
         """Note a committed checkpoint and the state keys of the callbacks that asked for it."""
         self.sequence = max(self.sequence, record.sequence)
         self.saves = [entry for entry in self.saves if entry["name"] != record.name]
-        self.saves.append(
-            {
-                "name": record.name,
-                "sequence": record.sequence,
-                "step": record.step,
-                "epoch": record.epoch,
-                "reason": record.reason,
-                "notes": [],
-                "metrics": dict(record.metrics),
-                "size_bytes": record.size_bytes,
-                "saved_at": record.saved_at,
-                "save_s": save_s,
-                "saved_for": list(for_callbacks),
-            }
-        )
+        self.saves.append(_entry(record, for_callbacks, save_s))
         del self.saves[:-NUM_SAVES_KEPT]
         self._hold(record.name, record.reason, record.job)
+
+    def note_forgotten(
+        self, record: CheckpointRecord, for_callbacks: Collection[str], *, save_s: float = 0.0
+    ) -> None:
+        """Note a checkpoint that :meth:`forget` dropped and whose deletion never came; nothing holds it."""
+        self.saves.append(_entry(record, for_callbacks, save_s))
+        self.saves.sort(key=lambda entry: entry["sequence"])
+        del self.saves[:-NUM_SAVES_KEPT]
 
     def note_again(
         self, name: str, reason: str, for_callback: str | None = None, *, job: str | None = None
@@ -237,6 +231,22 @@ class Registry:
     def find_save(self, name: str) -> dict[str, Any] | None:
         """The entry of a save among the newest hundred."""
         return next((entry for entry in reversed(self.saves) if entry["name"] == name), None)
+
+
+def _entry(record: CheckpointRecord, for_callbacks: Collection[str], save_s: float) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "sequence": record.sequence,
+        "step": record.step,
+        "epoch": record.epoch,
+        "reason": record.reason,
+        "notes": [],
+        "metrics": dict(record.metrics),
+        "size_bytes": record.size_bytes,
+        "saved_at": record.saved_at,
+        "save_s": save_s,
+        "saved_for": list(for_callbacks),
+    }
 
 
 _SHAPE: dict[str, type] = {

@@ -115,7 +115,7 @@ def write_status(path: str, record: StatusRecord) -> None:
         counter=next(_writes),
         written_at=time.time(),
     )
-    write_json_atomic(path, signed.to_dict(), durable=False)
+    write_json_atomic(path, signed.to_dict(), durable=False, point="status")
 
 
 def read_status(folder: RunFolder, *, watch_s: float = WATCH_S) -> StatusRecord | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 
+from ckptrun import faults
 from ckptrun.processes import process_stat
 from ckptrun.run.control import FILE_NAME
 from ckptrun.run.folder import RunFolder
@@ -40,6 +41,7 @@ def sweep(folder: RunFolder) -> list[str]:
             else:
                 leftover = path == folder.control_dir and FILE_NAME.fullmatch(name) is not None
             if leftover:
+                faults.reach("sweep:file", os.path.join(path, name))
                 try:
                     os.unlink(os.path.join(path, name))
                 except FileNotFoundError:

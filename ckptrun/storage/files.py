@@ -14,6 +14,8 @@ import os
 import threading
 from typing import Any
 
+from ckptrun import faults
+
 
 def fsync_dir(path: str) -> None:
     """Make the entries of a folder durable: after a rename or a create, before anything relies on it."""
@@ -24,10 +26,13 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
-def write_atomic(path: str, data: bytes, *, durable: bool) -> None:
+def write_atomic(path: str, data: bytes, *, durable: bool, point: str | None = None) -> None:
     """Replace ``path`` by ``data``.
 
     The temporary file carries the writer's process and thread, so that two writers never share one.
+
+    Args:
+        point: what :mod:`ckptrun.faults` calls this file, for tests that kill around its rename.
 
     Raises:
         OSError: the file could not be written; ``path`` is as it was and the temporary file is gone.
@@ -44,7 +49,11 @@ def write_atomic(path: str, data: bytes, *, durable: bool) -> None:
                 os.fsync(fd)
         finally:
             os.close(fd)
+        if point is not None:
+            faults.reach(f"{point}:written", temporary)
         os.replace(temporary, path)
+        if point is not None:
+            faults.reach(f"{point}:renamed", path)
     except BaseException:
         try:
             os.unlink(temporary)
@@ -55,9 +64,11 @@ def write_atomic(path: str, data: bytes, *, durable: bool) -> None:
         fsync_dir(folder or ".")
 
 
-def write_json_atomic(path: str, value: Any, *, durable: bool, indent: int | None = 1) -> None:
+def write_json_atomic(
+    path: str, value: Any, *, durable: bool, indent: int | None = 1, point: str | None = None
+) -> None:
     """Replace ``path`` by ``value`` as JSON; see :func:`write_atomic`."""
-    write_atomic(path, json.dumps(value, indent=indent).encode() + b"\n", durable=durable)
+    write_atomic(path, json.dumps(value, indent=indent).encode() + b"\n", durable=durable, point=point)
 
 
 def append_line(path: str, line: str) -> None:
@@ -68,11 +79,13 @@ def append_line(path: str, line: str) -> None:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
+        faults.reach("ledger:opened", path)
         size = os.fstat(fd).st_size
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         view = memoryview((b"\n" if torn else b"") + line.encode() + b"\n")
         while view:  # one write, but for a disk that is filling up: there the next one says so
             view = view[os.write(fd, view) :]
+        faults.reach("ledger:written", path)
         os.fsync(fd)
         if size == 0:
             fsync_dir(os.path.dirname(path) or ".")
@@ -80,10 +93,11 @@ def append_line(path: str, line: str) -> None:
         os.close(fd)
 
 
-def create_exclusive(path: str, data: bytes) -> bool:
+def create_exclusive(path: str, data: bytes, *, point: str | None = None) -> bool:
     """Create ``path`` with ``data``, whole and durable, unless it exists. False where it does.
 
-    Of several that try at once exactly one succeeds, and no reader sees a part of the file.
+    Of several that try at once exactly one succeeds, and no reader sees a part of the file. ``point`` as in
+    :func:`write_atomic`.
 
     Raises:
         OSError: it could not be written; nothing is left behind.
@@ -92,6 +106,8 @@ def create_exclusive(path: str, data: bytes) -> bool:
     temporary = _temporary_name(folder, name)
     try:
         write_atomic(temporary, data, durable=True)
+        if point is not None:
+            faults.reach(f"{point}:written", temporary)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -106,6 +122,8 @@ def create_exclusive(path: str, data: bytes) -> bool:
             except FileExistsError:
                 return False
             os.replace(temporary, path)
+        if point is not None:
+            faults.reach(f"{point}:renamed", path)
         fsync_dir(folder or ".")
         return True
     finally:

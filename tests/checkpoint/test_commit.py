@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import pytest
 
-from ckptrun.checkpoint import faults
+from ckptrun import faults
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.checksum import checksum_of
 from ckptrun.checkpoint.commit import commit, delete, preflight, sweep
@@ -393,6 +393,20 @@ def test_faults_count_arrivals() -> None:
             with pytest.raises(OSError, match="No space"):
                 faults.reach("commit:start")
     faults.reach("state:read")
+
+
+def test_a_process_halts_at_a_point_and_goes_on() -> None:
+    script = "from ckptrun import faults; faults.reach('registry:written'); print('went on')"
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", script],
+        env={**os.environ, faults.VARIABLE: "registry:written=halt"},
+        stdout=subprocess.PIPE,
+    )
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    child.send_signal(signal.SIGCONT)
+    out, _ = child.communicate(timeout=60)
+    assert (child.returncode, out) == (0, b"went on\n")
 
 
 @pytest.mark.parametrize("spec", ["commit:start", "commit:strat=kill", "commit:start=raise:ENOPE", "x=kill"])

@@ -111,3 +111,27 @@ def test_only_an_older_epoch_past_the_noted_number_is_ignored() -> None:
 
 def test_an_empty_run_has_an_empty_registry(folder: Path) -> None:
     assert rebuild_registry(Catalogue(str(folder / "none"))) == Registry()
+
+
+def test_what_was_about_to_be_deleted_is_noted_again_and_nothing_else_of_it(folder: Path) -> None:
+    """The process died between the registry's word and the deletion: else nobody would ever look at it again."""
+    names = [save(folder, number, loss) for number, loss in enumerate((0.3, 0.2, 0.1), 1)]
+    stop = save(folder, 4, reason="stop")
+    registry = rebuild_registry(Catalogue(str(folder)))
+    registry.callbacks = [{**MONITOR, "best_k": {names[2]: 0.1}, "best": names[2]}]
+    save(folder, 5, reason="stop")
+    catch_up(registry, Catalogue(str(folder)))
+    callbacks, holds = registry.callbacks, dict(registry.holds)
+    registry.forget([names[1], stop])
+    assert catch_up(registry, Catalogue(str(folder))) == []
+    assert [entry["sequence"] for entry in registry.saves] == [1, 2, 3, 4, 5]
+    assert (registry.callbacks, registry.holds) == (callbacks, holds)
+
+
+def test_what_is_older_than_the_registrys_notes_is_not_looked_into(folder: Path) -> None:
+    for number in (1, 2, 3):
+        save(folder, number)
+    registry = rebuild_registry(Catalogue(str(folder)))
+    del registry.saves[:2]
+    assert catch_up(registry, Catalogue(str(folder))) == []
+    assert [entry["sequence"] for entry in registry.saves] == [3]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ckptrun.checkpoint import faults, state_file
+from ckptrun import faults
+from ckptrun.checkpoint import state_file
 from ckptrun.checkpoint.commit import write_file
 from ckptrun.checkpoint.state_file import read_state, write_state
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError

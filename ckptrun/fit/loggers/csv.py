@@ -23,6 +23,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ckptrun import faults
 from ckptrun.fit.loggers.logger import CloseStatus, Logger
 from ckptrun.storage.files import write_atomic
 
@@ -141,6 +142,7 @@ class CSVLogger(Logger):
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)  # no torn row
             raise
+        faults.reach("metrics:written", self.path)
         self._size += len(data)
         self._num_written += len(self._rows)
         self._rows.clear()
@@ -192,6 +194,7 @@ class CSVLogger(Logger):
             self._num_written = len(kept)
         if cut:
             self._set_aside([header, *cut])
+            faults.reach("metrics:set-aside", self.path)
             write_atomic(self.path, b"\n".join([header, *kept, b""]), durable=False)
         self._size = len(header) + 1 + sum(map(len, kept)) + len(kept)
 
