@@ -258,7 +258,7 @@ def _fit(spec: SessionSpec) -> SessionResult:
         done = _nothing_left(spec, gathered, resolution)
         if done is not None:
             spec.echo(f"nothing left to do: {done}")
-            _settle_status(folder)
+            _settle(spec)
             return SessionResult(0, resolution, nothing_left=done)
         _prepare(spec)
         return _attempts(spec, lease, gathered, resolution)
@@ -269,15 +269,28 @@ def _fit(spec: SessionSpec) -> SessionResult:
             pass  # a dead holder is taken over at once
 
 
-def _settle_status(folder: RunFolder) -> None:
+def _clear_away(spec: SessionSpec) -> None:
+    """End and remove what an attempt that was killed has left."""
+    killed = end_leftovers(spec.folder)
+    if killed:
+        spec.echo(
+            f"ended {len(killed)} processes that an earlier attempt had left: {', '.join(map(str, killed))}"
+        )
+    sweep_run(spec.folder)
+    sweep_checkpoints(spec.folder.checkpoints_dir)
+
+
+def _settle(spec: SessionSpec) -> None:
     """Say that the run has finished, where the attempt that did the last of it died before it could."""
+    folder = spec.folder
     try:
+        _clear_away(spec)
         record = read_status(folder)
         if record is not None and record.status is not Status.FINISHED:
             ended = replace(record, status=Status.FINISHED, stop_reason=str(StopReason.DONE), exit_code=0)
             write_status(folder.status, ended)
     except (UsageError, OSError):
-        pass  # only a display, and there is nothing else to do
+        pass  # the run has what it is for, and nothing relies on this
 
 
 def _prepare(spec: SessionSpec) -> None:
@@ -353,13 +366,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
     found_versions = versions()
     try:
         identity = ensure_identity(folder, spec.command)
-        killed = end_leftovers(folder)
-        if killed:
-            spec.echo(
-                f"ended {len(killed)} processes that an earlier attempt had left: {', '.join(map(str, killed))}"
-            )
-        sweep_run(folder)
-        sweep_checkpoints(folder.checkpoints_dir)
+        _clear_away(spec)
         if gathered.registry.committed_sequence == 0:
             _store_config(spec)
         if lease.epoch > 1:

@@ -293,6 +293,9 @@ def _await_end(live: Live, struck: Struck) -> None:
     """The supervisor ends: at once where it was killed, by itself where it lost a rank or a worker."""
     deadline = time.monotonic() + ENDS_WITHIN_S
     while live.process.poll() is None and time.monotonic() < deadline:
+        for pid, state in _session(live.pid):
+            if state == "T":  # it has come to the point after the kill
+                _signal(pid, signal.SIGCONT)
         time.sleep(_POLL_S)
     code = live.process.poll()
     if code is None:
