@@ -15,7 +15,7 @@ from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.config.diff import CHANGES_RESULT, config_diff
 from ckptrun.config.load import read_tree
 from ckptrun.config.run_config import RunConfig
-from ckptrun.errors import IncompatibleError
+from ckptrun.errors import IncompatibleError, UsageError
 from ckptrun.records import CheckpointRecord, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.identity import read_identity
@@ -83,7 +83,15 @@ def early_stopping_changed(config: RunConfig) -> Callable[[RunFolder], bool]:
 
 
 def _stored(folder: RunFolder) -> dict[str, Any] | None:
-    return read_tree(folder.config_yaml) if os.path.exists(folder.config_yaml) else None
+    if not os.path.exists(folder.config_yaml):
+        return None
+    try:
+        return read_tree(folder.config_yaml)
+    except UsageError as error:
+        raise UsageError(
+            error.message,
+            hint="The run keeps it to compare with what is given. Delete it, and what is given now is taken as it is.",
+        ) from error
 
 
 def _early_stopping(tree: Mapping[str, Any]) -> list[Any]:

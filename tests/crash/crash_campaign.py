@@ -76,7 +76,7 @@ def play(seed: int, number: int, undisturbed: Undisturbed, folder: Path) -> Chai
 
 
 def run_campaign(seed: int, num_kills: int, jobs: int, folder: Path, only: int | None) -> dict[int, Chain]:
-    """Play chains until so many kills have hit; those under way are played to their end."""
+    """Play chains until so many kills have hit, or Ctrl-C; those under way are played to their end."""
     undisturbed = {}
     for setup in SETUPS:
         start = Commands(folder)
@@ -87,18 +87,21 @@ def run_campaign(seed: int, num_kills: int, jobs: int, folder: Path, only: int |
         return {only: _shown(seed, only, play(seed, only, undisturbed[setup_of(only).name], folder))}
     pending: dict[Future[Chain], int] = {}
     hits, number = 0, 0
-    with ThreadPoolExecutor(jobs) as pool:
-        while hits < num_kills or pending:
-            while hits < num_kills and len(pending) < jobs:
-                future = pool.submit(play, seed, number, undisturbed[setup_of(number).name], folder)
-                pending[future] = number
-                number += 1
-            done, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                played = pending.pop(future)
-                chains[played] = _shown(seed, played, future.result())
-                hits += len(_hits([chains[played]]))
-            print(f"{hits} kills, {len(chains)} chains", file=sys.stderr, flush=True)
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            while hits < num_kills or pending:
+                while hits < num_kills and len(pending) < jobs:
+                    future = pool.submit(play, seed, number, undisturbed[setup_of(number).name], folder)
+                    pending[future] = number
+                    number += 1
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    played = pending.pop(future)
+                    chains[played] = _shown(seed, played, future.result())
+                    hits += len(_hits([chains[played]]))
+                print(f"{hits} kills, {len(chains)} chains", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("ended early; what was played so far:", file=sys.stderr)
     return chains
 
 

@@ -574,8 +574,9 @@ def _data(rank: dict[str, Any]) -> dict[str, Any]:
 def _kept(project: Path, manifests: dict[str, dict[str, Any]]) -> list[tuple[int, float]]:
     """Step and score of what is kept, but for the checkpoint that the last attempt began from, which retention spares
     as long as that attempt lives."""
-    events = [json.loads(line) for line in (project / "runs/demo/attempts.jsonl").read_text().splitlines()]
-    starts = [event for event in events if event["event"] == "start"]
+    # The last line of all may be torn, and that is not for this to judge.
+    lines = (project / "runs/demo/attempts.jsonl").read_text().splitlines()
+    starts = [json.loads(line) for line in lines if '"event": "start"' in line and line.endswith("}")]
     began_from = starts[-1]["resolved"]
     spared = None if began_from is None else Path(began_from).name
     callbacks = _read_json(project / "runs/demo/registry.json")["callbacks"]

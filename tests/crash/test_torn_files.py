@@ -141,13 +141,15 @@ def test_the_stored_config_is_torn(
     stopped: Path, run_cli: Callable[..., Any], undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     path = stopped / "runs/demo/config.yaml"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 3])
-    done = run_cli(*LINE, cwd=stopped)
-    if done.code != 0:
+    whole, before = path.read_bytes(), committed(stopped)
+    for size, code in ((len(whole) // 3, 2), (0, 5)):
+        path.write_bytes(whole[:size])
+        done = run_cli(*LINE, cwd=stopped)
+        assert done.code == code, done
         _assert_one_clear_error(done, "config")
-        path.write_bytes(whole)
-        assert_ends_rightly(stopped, run_cli, undisturbed, tmp_path)
+    assert committed(stopped) == before
+    path.unlink()  # as the hint says
+    assert_ends_rightly(stopped, run_cli, undisturbed, tmp_path)
 
 
 def test_the_runs_identity_is_torn(
