@@ -26,13 +26,6 @@ from ckptrun.strategies.strategy import Strategy, TrainedModule
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "mean": dist.ReduceOp.SUM,
-}
-
 
 class _TrainingStep(nn.Module):
     """Makes ``training_step`` the forward that DDP wraps."""
@@ -159,13 +152,6 @@ class DDPStrategy(Strategy):
             dist.broadcast(buffer, src=0)
 
     # -- between ranks -----------------------------------------------------------------------------------
-
-    def reduce(self, value: Tensor, op: str) -> Tensor:
-        result = value.detach().to("cpu", copy=True)
-        dist.all_reduce(result, _OPS[op], group=self._cpu_group)
-        if op == "mean":
-            result = result / self.world_size
-        return result.to(value.device)
 
     def barrier(self) -> None:
         dist.barrier(group=self._cpu_group)

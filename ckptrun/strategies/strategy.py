@@ -78,10 +78,6 @@ class Strategy:
         """Compute gradients through the module's own ``backward``."""
         module.backward(loss, *args, **kwargs)
 
-    def reduce(self, value: Tensor, op: str) -> Tensor:  # noqa: ARG002
-        """``sum``, ``min``, ``max`` or ``mean`` over the ranks."""
-        return value
-
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         """Around the backward passes of an accumulation window but the last."""
         return contextlib.nullcontext()
