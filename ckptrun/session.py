@@ -52,6 +52,7 @@ from ckptrun.run.lease import Holder, Lease, live_holder
 from ckptrun.run.rank_processes import end_leftovers
 from ckptrun.run.registry import edit
 from ckptrun.run.sweep import sweep as sweep_run
+from ckptrun.run.unbegun import Unbegun
 from ckptrun.stop import StopListener, exit_code
 from ckptrun.storage.files import write_atomic
 
@@ -325,6 +326,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
     folder = spec.folder
     found_versions = versions()
     try:
+        before = Unbegun(folder)
         identity = ensure_identity(folder, spec.command)
         killed = end_leftovers(folder)
         if killed:
@@ -352,7 +354,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         append_start(folder.attempts, record, versions=found_versions)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    progress = _progress(spec, resolution)
+    progress = Progress.starting(spec.fn, resolution.answer)
     context_metrics: list[Callable[[], dict[str, float]]] = [dict]
     display = _display(spec, progress, lambda: context_metrics[0]())
     supervisor = Supervisor(
@@ -415,6 +417,11 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         raise _unwritable(folder, error) from error
     outcome, code = _ranks(spec, context, display, supervisor)
     supervisor.finish(outcome, code, error=_one_line(outcome))
+    if not outcome.built:
+        try:
+            before.put_back(record.attempt)
+        except OSError as error:
+            spec.echo(f"the attempt, which started nothing, stays in the ledger: {error.strerror or error}")
     return SessionResult(code, resolution, outcome)
 
 
@@ -448,7 +455,7 @@ def _fit_without_a_trace(spec: SessionSpec) -> SessionResult:
     if resolution.error is not None:
         return _refused(resolution)
     spec.prepare()
-    progress = _progress(spec, resolution)
+    progress = Progress.starting(spec.fn, resolution.answer)
     context = RankContext(
         resolution=resolution, stop=spec.listener, progress=progress, say=spec.echo, save_on_stop=False
     )
@@ -490,7 +497,7 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
     _prepare(spec)
     end_evaluation_by_force(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
     identity = read_identity(spec.folder)
-    progress = _progress(spec, resolution)
+    progress = Progress.starting(spec.fn, resolution.answer)
     context = RankContext(
         run=spec.folder,
         run_id=identity.id if identity is not None else "",
@@ -534,14 +541,6 @@ class _Quiet:
 
     def say(self, text: str) -> None:
         self._echo(text)
-
-
-def _progress(spec: SessionSpec, resolution: Resolution) -> Progress:
-    """Where the work begins, so that what is said before the ranks speak is not about step 0."""
-    answer = resolution.answer
-    if not isinstance(answer, CheckpointRecord):
-        return Progress(fn=spec.fn)
-    return Progress(fn=spec.fn, step=answer.step, start_step=answer.step, epoch=answer.epoch)
 
 
 def _display(spec: SessionSpec, progress: Progress, metrics: Callable[[], dict[str, float]]) -> Display:

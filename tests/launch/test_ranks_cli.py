@@ -149,3 +149,5 @@ def test_a_module_that_cannot_be_imported(project: Path, start_cli: Callable[...
     wrong = start_cli("fit", "--run", "other", "model.class_path=rank_work.Modell").wait()
     assert wrong.code == 2, wrong
     assert "Model" in wrong.stderr
+    # As where one rank runs in the command's own process: nothing was started, so there is no run and no attempt.
+    assert not folder(project).exists() and not folder(project, "other").exists()
