@@ -24,7 +24,7 @@ from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.environment.versions import versions
 from ckptrun.errors import CkptrunError, NoCheckpointError, RunInUseError, UsageError
 from ckptrun.launch.early import take
-from ckptrun.launch.forced_end import end_evaluation_by_force
+from ckptrun.launch.forced_end import ForcedEnd
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.inline import RankMain, run_inline
 from ckptrun.launch.plan import LaunchPlan
@@ -495,7 +495,7 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
     if resolution.error is not None:
         return _refused(resolution)
     _prepare(spec)
-    end_evaluation_by_force(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
+    forced = ForcedEnd(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
     identity = read_identity(spec.folder)
     progress = Progress.starting(spec.fn, resolution.answer)
     context = RankContext(
@@ -511,7 +511,7 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
     )
     display = _display(spec, progress, lambda: context.metrics())
     context.say = display.say
-    outcome, code = _ranks(spec, context, display)
+    outcome, code = _ranks(spec, context, display, forced=forced)
     spec.listener.finished()
     if evaluation is not None:
         metrics = outcome.results if spec.fn != "predict" else None
@@ -548,7 +548,11 @@ def _display(spec: SessionSpec, progress: Progress, metrics: Callable[[], dict[s
 
 
 def _ranks(
-    spec: SessionSpec, context: RankContext, display: Display, supervisor: Supervisor | None = None
+    spec: SessionSpec,
+    context: RankContext,
+    display: Display,
+    supervisor: Supervisor | None = None,
+    forced: ForcedEnd | None = None,
 ) -> tuple[Outcome, int]:
     context.strategy = spec.plan.strategy
     display.start()
@@ -556,7 +560,7 @@ def _ranks(
         if spec.plan.launcher == "inline":
             outcome = run_inline(spec.rank_main, context)
         else:
-            outcome = _torchrun(spec, context, supervisor)
+            outcome = _torchrun(spec, context, supervisor, forced)
     finally:
         if spec.listener.ends_at_once:
             # Its workers were killed under it, so what it says is not how this ends: the listener's thread, which
@@ -572,7 +576,9 @@ def _ranks(
     return outcome, code
 
 
-def _torchrun(spec: SessionSpec, context: RankContext, supervisor: Supervisor | None) -> Outcome:
+def _torchrun(
+    spec: SessionSpec, context: RankContext, supervisor: Supervisor | None, forced: ForcedEnd | None
+) -> Outcome:
     from ckptrun.launch.start_ranks import run_torchrun
 
     server = spec.fork_server
@@ -581,6 +587,8 @@ def _torchrun(spec: SessionSpec, context: RankContext, supervisor: Supervisor | 
     def dump_with(dump: Callable[[], None]) -> None:
         if supervisor is not None:
             supervisor.dump_stacks = dump
+        if forced is not None:
+            forced.dump_ranks = dump
 
     return run_torchrun(
         spec.rank_main,
