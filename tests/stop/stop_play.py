@@ -99,6 +99,9 @@ def play(cell: Cell, start: Start, bases: Bases, project: Path, *, resume: bool)
         workers = len(live.survivors()) - launcher.num_processes
         if workers < 2 * launcher.num_ranks:
             trouble.append(f"{workers} loader workers at the gate, expected 2 a rank or more")
+    if phase.before is not None:
+        # Saves are written in the background.
+        live.wait_for(lambda: _newest(project) == phase.before, what=f"{phase.before} is committed")
     if (event.ends == "killed" or event.sticks) and phase.at:
         live.wait_for_step(phase.at, "demo")  # its last word is up to a second old
     stuck = _make_stick(run_folder(project).attempts) if event.sticks else None
@@ -197,6 +200,11 @@ def checkpoints(project: Path) -> list[CheckpointRecord]:
     return [record for record in examined if isinstance(record, CheckpointRecord)]
 
 
+def _newest(project: Path) -> tuple[str, int] | None:
+    saved = checkpoints(project)
+    return (saved[0].reason, saved[0].step) if saved else None
+
+
 def _judge(cell: Cell, live: Live, asked: int, project: Path, trouble: list[str]) -> Played:
     want, folder = expected(cell), run_folder(project)
     status = read_status(folder)
@@ -208,7 +216,7 @@ def _judge(cell: Cell, live: Live, asked: int, project: Path, trouble: list[str]
         status=None if status is None else str(status.status),
         stop_reason=None if status is None else status.stop_reason,
         step=None if status is None else status.step,
-        newest=None if newest is None else (newest.reason, newest.step),
+        newest=_newest(project),
         noted=want.noted if want.noted in _notes(folder, newest) else None,
         has=want.has if want.has in reasons else None,
         asked=asked,
