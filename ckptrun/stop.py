@@ -51,7 +51,11 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 
 
 class StopTraining(Exception):  # noqa: N818 - said like StopIteration: a wish, not an error
-    """Raise it in any hook to end the work as if it were done: teardown, ``FINISHED``, exit code 0."""
+    """Raise it in any hook to end the work as if it were done: teardown, ``FINISHED``, exit code 0.
+
+    Several ranks have to raise it at the same place. In ``on_train_batch_end`` one is enough: all end at one step soon
+    after.
+    """
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def test_one_process() -> None:
     assert strategy.broadcast("x") == "x"
     assert strategy.gather("x") == ["x"]
     assert strategy.agree([1, 0]) == [1, 0]
+    assert strategy.all_here("a point", patience_s=0.0)
     strategy.setup_environment()
     strategy.barrier()
     with strategy.no_sync():
