@@ -9,7 +9,8 @@
     │   └── DamagedCheckpointError 3   a file of it is missing, has the wrong size or the wrong checksum
     ├── RunInUseError          4    somebody else holds the run
     ├── IncompatibleError      5    the checkpoint cannot be resumed with this set-up
-    └── SaveError              1    a checkpoint could not be written
+    ├── SaveError              1    a checkpoint could not be written
+    └── RanksDisagreeError     1    one rank does what the others do not, so they cannot go on together
 
 The exit code belongs to the class, so that whoever raises decides it and the command line only passes it on.
 """
@@ -88,3 +89,23 @@ class SaveError(CkptrunError):
     """A checkpoint could not be written; the earlier ones are untouched."""
 
     exit_code = 1
+
+
+class RanksDisagreeError(CkptrunError):
+    """User code decided for one rank what all have to do together; they cannot go on.
+
+    Args:
+        what: what this rank did, as a sentence without its end.
+        rank: this rank.
+        step: the step that it had done.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, rank: int, step: int, waited_s: float) -> None:
+        super().__init__(
+            f"{what} on rank {rank} after step {step}, and not on every rank: the others did not do so within "
+            f"{waited_s:g} s.",
+            hint="Let every rank decide alike (by a value that is the same on all of them), or set "
+            "trainer.should_stop, which the ranks agree on.",
+        )

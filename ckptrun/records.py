@@ -244,9 +244,19 @@ class Progress:
     num_eval_batches: int | None = None
     start_step: int = 0  # step at which this attempt began
     metrics: dict[str, float] = field(default_factory=dict)  # those logged with prog_bar=True
-    all_metrics: dict[str, float] = field(default_factory=dict)
     message: str | None = None  # one line about what goes on now, e.g. "saving"
     beats: int = 0  # counts signs of life where none of the numbers above moves
+
+    @classmethod
+    def starting(cls, fn: Fn, answer: object) -> Progress:
+        """Where the work begins, so that what is said before the first step is not about step 0.
+
+        Args:
+            answer: the resolution's.
+        """
+        if not isinstance(answer, CheckpointRecord):
+            return cls(fn=fn)
+        return cls(fn=fn, step=answer.step, start_step=answer.step, epoch=answer.epoch)
 
 
 @dataclass(frozen=True)
@@ -263,3 +273,4 @@ class Outcome:
         None  # max_steps, max_epochs, max_time, early_stopping, stop_training, no_batches
     )
     results: Any = None  # what validate, test and predict return
+    built: bool = True  # False: making what the config names failed, so nothing of the work has begun

@@ -24,7 +24,7 @@ from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.environment.versions import versions
 from ckptrun.errors import CkptrunError, NoCheckpointError, RunInUseError, UsageError
 from ckptrun.launch.early import take
-from ckptrun.launch.forced_end import end_evaluation_by_force
+from ckptrun.launch.forced_end import ForcedEnd
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.inline import RankMain, run_inline
 from ckptrun.launch.plan import LaunchPlan
@@ -55,6 +55,7 @@ from ckptrun.run.rank_processes import end_leftovers
 from ckptrun.run.registry import DamagedRegistryError, Registry, edit
 from ckptrun.run.status import read_status, write_status
 from ckptrun.run.sweep import sweep as sweep_run
+from ckptrun.run.unbegun import Unbegun
 from ckptrun.stop import StopListener, exit_code
 from ckptrun.storage.files import write_atomic
 
@@ -365,6 +366,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
     folder = spec.folder
     found_versions = versions()
     try:
+        before = Unbegun(folder)
         identity = ensure_identity(folder, spec.command)
         _clear_away(spec)
         if gathered.registry.committed_sequence == 0:
@@ -386,7 +388,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         append_start(folder.attempts, record, versions=found_versions)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    progress = _progress(spec, resolution)
+    progress = Progress.starting(spec.fn, resolution.answer)
     context_metrics: list[Callable[[], dict[str, float]]] = [dict]
     display = _display(spec, progress, lambda: context_metrics[0]())
     supervisor = Supervisor(
@@ -449,6 +451,11 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         raise _unwritable(folder, error) from error
     outcome, code = _ranks(spec, context, display, supervisor)
     supervisor.finish(outcome, code, error=_one_line(outcome))
+    if not outcome.built:
+        try:
+            before.put_back(record.attempt)
+        except OSError as error:
+            spec.echo(f"the attempt, which started nothing, stays in the ledger: {error.strerror or error}")
     return SessionResult(code, resolution, outcome)
 
 
@@ -489,7 +496,7 @@ def _fit_without_a_trace(spec: SessionSpec) -> SessionResult:
     if resolution.error is not None:
         return _refused(resolution)
     spec.prepare()
-    progress = _progress(spec, resolution)
+    progress = Progress.starting(spec.fn, resolution.answer)
     context = RankContext(
         resolution=resolution, stop=spec.listener, progress=progress, say=spec.echo, save_on_stop=False
     )
@@ -529,9 +536,9 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
     if resolution.error is not None:
         return _refused(resolution)
     _prepare(spec)
-    end_evaluation_by_force(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
+    forced = ForcedEnd(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
     identity = read_identity(spec.folder)
-    progress = _progress(spec, resolution)
+    progress = Progress.starting(spec.fn, resolution.answer)
     context = RankContext(
         run=spec.folder,
         run_id=identity.id if identity is not None else "",
@@ -545,7 +552,7 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
     )
     display = _display(spec, progress, lambda: context.metrics())
     context.say = display.say
-    outcome, code = _ranks(spec, context, display)
+    outcome, code = _ranks(spec, context, display, forced=forced)
     spec.listener.finished()
     if evaluation is not None:
         metrics = outcome.results if spec.fn != "predict" else None
@@ -577,20 +584,16 @@ class _Quiet:
         self._echo(text)
 
 
-def _progress(spec: SessionSpec, resolution: Resolution) -> Progress:
-    """Where the work begins, so that what is said before the ranks speak is not about step 0."""
-    answer = resolution.answer
-    if not isinstance(answer, CheckpointRecord):
-        return Progress(fn=spec.fn)
-    return Progress(fn=spec.fn, step=answer.step, start_step=answer.step, epoch=answer.epoch)
-
-
 def _display(spec: SessionSpec, progress: Progress, metrics: Callable[[], dict[str, float]]) -> Display:
     return _Quiet(spec.echo) if spec.make_display is None else spec.make_display(progress, metrics)
 
 
 def _ranks(
-    spec: SessionSpec, context: RankContext, display: Display, supervisor: Supervisor | None = None
+    spec: SessionSpec,
+    context: RankContext,
+    display: Display,
+    supervisor: Supervisor | None = None,
+    forced: ForcedEnd | None = None,
 ) -> tuple[Outcome, int]:
     context.strategy = spec.plan.strategy
     display.start()
@@ -598,7 +601,7 @@ def _ranks(
         if spec.plan.launcher == "inline":
             outcome = run_inline(spec.rank_main, context)
         else:
-            outcome = _torchrun(spec, context, supervisor)
+            outcome = _torchrun(spec, context, supervisor, forced)
     finally:
         if spec.listener.ends_at_once:
             # Its workers were killed under it, so what it says is not how this ends: the listener's thread, which
@@ -614,7 +617,9 @@ def _ranks(
     return outcome, code
 
 
-def _torchrun(spec: SessionSpec, context: RankContext, supervisor: Supervisor | None) -> Outcome:
+def _torchrun(
+    spec: SessionSpec, context: RankContext, supervisor: Supervisor | None, forced: ForcedEnd | None
+) -> Outcome:
     from ckptrun.launch.start_ranks import run_torchrun
 
     server = spec.fork_server
@@ -623,6 +628,8 @@ def _torchrun(spec: SessionSpec, context: RankContext, supervisor: Supervisor | 
     def dump_with(dump: Callable[[], None]) -> None:
         if supervisor is not None:
             supervisor.dump_stacks = dump
+        if forced is not None:
+            forced.dump_ranks = dump
 
     return run_torchrun(
         spec.rank_main,

@@ -51,7 +51,11 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 
 
 class StopTraining(Exception):  # noqa: N818 - said like StopIteration: a wish, not an error
-    """Raise it in any hook to end the work as if it were done: teardown, ``FINISHED``, exit code 0."""
+    """Raise it in any hook to end the work as if it were done: teardown, ``FINISHED``, exit code 0.
+
+    Several ranks have to raise it at the same place. In ``on_train_batch_end`` one is enough: all end at one step soon
+    after.
+    """
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,12 @@ def stop_reason(
     return _REASONS.get(signum)
 
 
-def exit_code(outcome: Outcome, *, request: StopRequest | None = None, requeued: bool = False) -> int:
+def exit_code(outcome: Outcome, *, request: StopRequest | None = None) -> int:
     """The exit code of the whole command, by the README's table of exit codes.
 
     Args:
         outcome: how the work ended; it decides, so a request that came after the end changes nothing.
         request: the stop request that was acted on; tells SIGHUP (129) from SIGTERM (143).
-        requeued: the job was handed back to its queue. 75 always means "not requeued, start me again", so
-            such an end gets 143, as for the SIGTERM that the queue ends the job with.
     """
     reason = outcome.stop_reason
     code = _EXIT_CODES[reason]
@@ -87,8 +89,6 @@ def exit_code(outcome: Outcome, *, request: StopRequest | None = None, requeued:
         code = outcome.error.exit_code
     elif reason is StopReason.SIGTERM and request is not None and request.signum == signal.SIGHUP:
         code = 129
-    elif reason is StopReason.WALLTIME and requeued:
-        code = 143
     if outcome.save_error is not None and code in _REPLACED_BY_FAILED_SAVE:
         return 1
     return code
@@ -120,7 +120,6 @@ class StopListener:
         walltime_signals: signals that say that the walltime draws near.
         on_force: called at the second Ctrl-C.
         on_grace_over: called when the grace period is over and :meth:`finished` was not called.
-        on_kill: called at the third Ctrl-C; whatever it does, the process ends with 130 after it.
         on_change: called, and meant to return at once, when ``request`` or ``save_requested`` has changed.
         report: in a rank, takes the number of each signal instead of it being counted here: only the supervisor
             counts.
@@ -133,7 +132,6 @@ class StopListener:
         walltime_signals: Iterable[int] = DEFAULT_WALLTIME_SIGNALS,
         on_force: Callable[[StopRequest], object] = end_now,
         on_grace_over: Callable[[StopRequest], object] = end_now,
-        on_kill: Callable[[StopRequest], object] | None = None,
         report: Callable[[int], object] | None = None,
     ) -> None:
         self.request: StopRequest | None = None
@@ -143,7 +141,6 @@ class StopListener:
         self.walltime_signals = tuple(walltime_signals)
         self.on_force = on_force
         self.on_grace_over = on_grace_over
-        self.on_kill = on_kill
         self.report = report
         self.on_change: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
@@ -340,8 +337,6 @@ class StopListener:
 
     def _kill(self) -> None:
         try:
-            if self.on_kill is not None and self.request is not None:
-                self.on_kill(self.request)
             kill_descendants()
         finally:
             os._exit(130)

@@ -41,8 +41,9 @@ class Event:
     """``what`` happens in rank ``rank`` (None: in each) the ``nth`` time that ``hook`` is called there.
 
     ``what``: ``sigint``, ``sigterm``, ``sigusr1`` or ``sigusr2`` to this process, and wait until all know of it;
-    ``wait`` until this rank knows of a stop; ``raise``; ``sigkill``; ``exit``; ``hang``; ``stop training``; ``leave
-    grandchildren``; ``abort at exit``; ``sleep at exit``; ``print``; ``kill the fork server``; ``kill the agent``.
+    ``wait`` until this rank knows of a stop; ``raise``; ``sigkill``; ``exit``; ``hang``; ``stop training``; ``should
+    stop``; ``leave grandchildren``; ``abort at exit``; ``sleep at exit``; ``print``; ``kill the fork server``; ``kill
+    the agent``.
     ``once`` is a file: nothing happens where it exists. The hook ``build`` stands before anything is built.
     """
 
@@ -103,6 +104,8 @@ def act(what: str, trainer: Any) -> None:
             time.sleep(60)
     elif what == "stop training":
         raise StopTraining
+    elif what == "should stop":
+        trainer.should_stop = True
     elif what == "leave grandchildren":
         command = ["sh", "-c", f"sleep 1000; : {trainer.context.run.path}"]
         subprocess.Popen(command)
@@ -146,12 +149,20 @@ def samples(count: int = NUM_SAMPLES) -> TensorDataset:
 class Data(DataModule):
     """Shuffled training data, and evaluation data that does not divide evenly."""
 
-    def __init__(self, *, weighted: bool = False, num_workers: int = 0, evaluated: int = 21) -> None:
+    def __init__(
+        self,
+        *,
+        weighted: bool = False,
+        num_workers: int = 0,
+        evaluated: int = 21,
+        trained: int = NUM_SAMPLES,
+    ) -> None:
         super().__init__()
         self.weighted, self.num_workers, self.evaluated = weighted, num_workers, evaluated
+        self.trained = trained
 
     def train_dataloader(self) -> Any:
-        data = samples()
+        data = samples(self.trained)
         if self.weighted:
             sampler = WeightedRandomSampler(torch.arange(1.0, len(data) + 1).tolist(), len(data))
             return DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=self.num_workers)
@@ -166,11 +177,14 @@ class Data(DataModule):
 class Model(Module):
     """What makes several ranks hard: dropout, BatchNorm, random augmentation, values that differ between ranks."""
 
-    def __init__(self, *, manual: bool = False, scheduler: str = "epoch") -> None:
+    def __init__(
+        self, *, manual: bool = False, scheduler: str = "epoch", skips_on: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 2))
         self.automatic_optimization = not manual
         self.scheduler = scheduler
+        self.skips_on = skips_on  # ranks whose third batch has no loss
         self.seen: list[int] = []
 
     def loss(self, batch: Any) -> torch.Tensor:
@@ -185,7 +199,7 @@ class Model(Module):
         self.log("rank_loss", loss, on_step=True, on_epoch=False)
         self.log("synced_loss", loss, on_step=True, on_epoch=False, sync_dist=True)
         if self.automatic_optimization:
-            return loss
+            return None if batch_idx == 2 and self.trainer.global_rank in self.skips_on else loss
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(loss)
@@ -280,14 +294,17 @@ class Work:
     strategy: dict[str, Any] = field(default_factory=dict)
     callbacks: Callable[[], Sequence[Callback]] | None = None
     every_step: bool = True
+    patience_s: float = 10.0  # of ranks that wait for the others to do the same
     may_end_badly: bool = False  # a process may abort after its work is done
 
     def __call__(self, context: Any) -> Outcome:
         import ckptrun.fit.agreement
+        import ckptrun.fit.trainer
         from ckptrun.fit.rank_main import Built, run_rank
 
         if self.every_step:
             ckptrun.fit.agreement.ASK_EVERY_S = 0.0
+        ckptrun.fit.agreement.WISH_S = ckptrun.fit.trainer.ALONE_S = self.patience_s
         for event in self.events:
             if event.hook == "build" and event.rank in (None, context.rank):
                 act(event.what, _InBuild(context))

@@ -130,7 +130,6 @@ SIGTERM = StopRequest(StopReason.SIGTERM, signal.SIGTERM, 0.0)
         (Outcome(StopReason.SIGTERM), {"request": SIGHUP}, 129, Status.INTERRUPTED),
         (Outcome(StopReason.REQUESTED), {}, 143, Status.INTERRUPTED),
         (Outcome(StopReason.WALLTIME), {}, 75, Status.INTERRUPTED),
-        (Outcome(StopReason.WALLTIME), {"requeued": True}, 143, Status.INTERRUPTED),
         (Outcome(StopReason.RANK_LOST), {}, 70, Status.INTERRUPTED),
         (Outcome(StopReason.HANG), {}, 70, Status.INTERRUPTED),
         # the last save failed: in place of 0, 130, 129 and 143, never of 75

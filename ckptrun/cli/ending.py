@@ -50,6 +50,8 @@ def tell(fn: Fn, folder: RunFolder, result: SessionResult, command: Sequence[str
         return
     if outcome.error is not None:
         _tell_error(outcome, debug=debug)
+    if not outcome.built:
+        return
     note(f"ckptrun: {closing_line(fn, folder, outcome)}")
     if outcome.save_error is not None:
         tell_problem(f"the last save failed, and none after it succeeded: {outcome.save_error}", None)

@@ -73,6 +73,5 @@ class RankContext:
     # What the rank offers to the supervisor's thread.
     metrics: Callable[[], dict[str, float]] = dict
     restore_s: float = 0.0
-    save_s: float = 0.0
     logs_dir: str | None = None
     """Where loggers write; None for nowhere."""

@@ -21,11 +21,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ckptrun.errors import MisconfigurationException
+from ckptrun.fit.agreement import Wish
 from ckptrun.fit.data import TrainSource, limited
 from ckptrun.fit.evaluation import Evaluation, EvaluationStopped
 from ckptrun.fit.random_state import RandomState, restore_random_state
 from ckptrun.fit.update import AutomaticUpdate, step_function
 from ckptrun.records import SaveReason, Stage
+from ckptrun.stop import StopTraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,7 +134,7 @@ class FitLoop:
             return "max_epochs"
         if options.max_time_s is not None and self._time_is_over(options.max_time_s):
             return "max_time"
-        if self.trainer.should_stop and self._may_stop_early():
+        if self.trainer.should_stop and self._may_stop_early() and self._all_wish(Wish.SHOULD_STOP):
             return "early_stopping"
         return None
 
@@ -140,6 +142,11 @@ class FitLoop:
         agreement = self.trainer.agreement
         # The clocks of ranks differ; with several the last agreement decides.
         return self.elapsed_s() >= limit_s if agreement is None else agreement.time_over
+
+    def _all_wish(self, wish: Wish) -> bool:
+        """Whether this rank's wish is that of all; one that is alone with it goes on until ranks ask each other."""
+        agreement = self.trainer.agreement
+        return agreement is None or agreement.all_wish(wish, self.trainer.place())
 
     def _may_stop_early(self) -> bool:
         options = self.trainer.options
@@ -270,7 +277,10 @@ class FitLoop:
         update = automatic.update if automatic is not None else None
         transfer = trainer.transfer if trainer.needs_transfer else None
         stop, checkpoints, keeper = trainer.stop, trainer.checkpoints, trainer.checkpoints.boundary_keeper
-        ask_at: float = math.inf if trainer.agreement is None else self.global_step + 1
+        agreement = trainer.agreement
+        ask_at: float = math.inf if agreement is None else self.global_step + 1
+        in_step = agreement is not None and trainer.strategy.in_step and bool(trainer.optimizers)
+        late = agreement.late if agreement is not None and in_step else None
         accumulate, num_batches, log_every = self.accumulate, self.num_batches, options.log_every_n_steps
         max_steps = math.inf if options.max_steps is None else options.max_steps
         step_schedulers = [c for c in trainer.lr_scheduler_configs if c.interval == "step" and automatic]
@@ -289,6 +299,7 @@ class FitLoop:
             logs.batch = batch
             # A list: each hook is called, also after one that asks to skip the rest of the epoch.
             if batch_starts and -1 in [hook(batch, index) for hook in batch_starts]:
+                trainer.together("on_train_batch_start returned -1")
                 self._skip_epoch = True
                 self.at_boundary = window == 0
                 break
@@ -314,8 +325,12 @@ class FitLoop:
             self.at_boundary = ends_window
             progress.step = self.global_step
             progress.batch = index + 1
-            for hook in batch_ends:
-                hook(outputs, batch, index)
+            try:
+                for hook in batch_ends:
+                    hook(outputs, batch, index)
+            except StopTraining:
+                if self._all_wish(Wish.STOP_TRAINING):
+                    raise
             if not ends_window:
                 for hook in late_batch_ends:
                     hook(outputs, batch, index)
@@ -334,7 +349,7 @@ class FitLoop:
                 trainer.report_first_step()
             if checkpoints.landed:
                 checkpoints.attend()
-            if self.global_step >= ask_at:
+            if self.global_step >= ask_at or (late is not None and late(self.global_step)):
                 ask_at = self.global_step + self._ask()
             if stop.request is not None or stop.save_requested != self._saves_served:
                 self._attend(ask=False)
@@ -497,11 +512,24 @@ class FitLoop:
     # -- requests ------------------------------------------------------------------------------------
 
     def _ask(self) -> int:
-        """Agree with the other ranks on what was asked for; returns the steps until the next time."""
+        """Agree with the other ranks on what was asked for; returns the steps until the next time.
+
+        Raises:
+            StopTraining: user code of a rank has raised it; all ranks end here.
+        """
         agreement, limit_s = self.trainer.agreement, self.trainer.options.max_time_s
         assert agreement is not None
         since, self._asked_at_step = self.global_step - self._asked_at_step, self.global_step
-        return agreement.ask(since=since, time_over=limit_s is not None and self.elapsed_s() >= limit_s)
+        steps = agreement.ask(
+            since=since,
+            time_over=limit_s is not None and self.elapsed_s() >= limit_s,
+            wish=Wish.SHOULD_STOP if self.trainer.should_stop else Wish.GO_ON,
+        )
+        if agreement.wish is Wish.STOP_TRAINING:
+            raise StopTraining
+        if agreement.wish is Wish.SHOULD_STOP:
+            self.trainer.should_stop = True
+        return steps
 
     def _attend(self, *, ask: bool = True) -> None:
         """Serve what was asked for, at a boundary; with several ranks, after asking them.

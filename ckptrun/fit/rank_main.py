@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ckptrun.errors import CkptrunError
 from ckptrun.fit.context import RankContext
 from ckptrun.fit.random_state import seed_everything
 from ckptrun.fit.trainer import Trainer
-from ckptrun.records import Fn, Outcome
+from ckptrun.records import Fn, Outcome, StopReason
 from ckptrun.strategies import strategy_from_name
 
 
@@ -37,7 +38,11 @@ def run_rank(
     seed = options.get("seed")
     if seed is not None:
         seed_everything(int(seed))
-    built = build()
+    try:
+        built = build()
+    except Exception as error:
+        ours = isinstance(error, CkptrunError)
+        return Outcome(StopReason.EXCEPTION, error=error, user_error=not ours, built=False)
     if (request := context.stop.request) is not None:
         return Outcome(request.reason)
     trainer = Trainer(

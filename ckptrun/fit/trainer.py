@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from ckptrun.errors import CkptrunError, MisconfigurationException
-from ckptrun.fit.agreement import Agreement
+from ckptrun.errors import CkptrunError, MisconfigurationException, RanksDisagreeError
+from ckptrun.fit.agreement import Agreement, Wish
 from ckptrun.fit.callback import Callback
 from ckptrun.fit.checkpoints import CheckpointService, NoCheckpoints
 from ckptrun.fit.configured import Configured, configured
@@ -44,6 +44,9 @@ from ckptrun.records import Fn, Outcome, SaveReason, Stage, Status, StopReason
 from ckptrun.stop import StopRequest, StopTraining, final_status
 from ckptrun.strategies import strategy_from_name
 
+ALONE_S = (
+    10.0  # how long a rank waits for the others to do what all must do: a hook may take long on one of them
+)
 _NO_CONTEXT = contextlib.nullcontext()
 _KIND = {"validate": "validation", "test": "test", "predict": "predict"}
 
@@ -375,6 +378,12 @@ class Trainer(TrainerView):
         )
 
     def _after_stop_training(self) -> Outcome:
+        agreement = self.agreement
+        if agreement is not None and agreement.wish is not Wish.STOP_TRAINING:
+            try:
+                self.together("StopTraining was raised")
+            except RanksDisagreeError as error:
+                return self._after_exception(error)
         if self.fit_loop is not None and self.state.fn == "fit":
             loop = self.fit_loop
             loop.finished_by = loop.finished_by or "stop_training"
@@ -471,6 +480,24 @@ class Trainer(TrainerView):
         self.state.stage = stage
         self.progress.stage = stage
         self.context.stage_changed()
+
+    def place(self) -> str:
+        """Where this rank is, by a name that is the same on every rank that is there."""
+        loop, progress = self.fit_loop, self.progress
+        at = "" if loop is None else f"{loop.total_batches}-{loop.global_step}-{loop.epoch}-{loop.point}"
+        return f"{self.state.fn}-{self.state.stage}-{at}-{progress.eval_batch}"
+
+    def together(self, what: str) -> None:
+        """User code did what all ranks have to do at the same place: they wait for each other there.
+
+        Args:
+            what: what it did, as a sentence without its end.
+
+        Raises:
+            RanksDisagreeError: not all of them did.
+        """
+        if self.world_size > 1 and not self.strategy.all_here(f"{what}/{self.place()}", ALONE_S):
+            raise RanksDisagreeError(what, rank=self.global_rank, step=self.global_step, waited_s=ALONE_S)
 
     def _check_stop(self) -> None:
         if self.agreement is not None:

@@ -130,6 +130,8 @@ class AutomaticUpdate:
                 else:
                     own_zero_grad(loop.epoch, index, optimizer)
             if loss is None:
+                if strategy.syncs:
+                    trainer.together("training_step returned None")
                 return outputs
             if accumulate > 1:
                 loss = loss / accumulate

@@ -161,4 +161,5 @@ def _outcome(end: RankEnd) -> Outcome:
         save_error=told["save_error"],
         finished_by=told["finished_by"],
         results=told["results"],
+        built=told["built"],
     )

@@ -18,7 +18,6 @@ server itself is killed, the kernel kills its children.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import json
@@ -27,6 +26,7 @@ import select
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -164,8 +164,7 @@ class Server:
         code = 1
         try:
             gc.enable()
-            # What this process has registered to run at exit is not the child's.
-            atexit._clear()
+            _disown_finalizers()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if not self._under_nohup:
@@ -206,6 +205,16 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def _disown_finalizers() -> None:
+    """What objects of this process do at its exit is not the child's to do.
+
+    What modules have registered stays, in the child too: logs are flushed, queues emptied, and ``weakref.finalize``,
+    which registers once a process, serves the child's own objects.
+    """
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 def _cuda_was_touched() -> bool:

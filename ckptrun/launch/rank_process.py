@@ -100,7 +100,8 @@ def rank_main(payload: bytes, fds: list[int]) -> int:
 
 
 def _work(job: RankJob, channel: Channel) -> Outcome:
-    stop, progress, over = RemoteStop(), Progress(), threading.Event()
+    progress = Progress.starting("fit", job.resolution.answer)  # the trainer says which fn it is
+    stop, over = RemoteStop(), threading.Event()
     threading.Thread(target=_obey, args=(channel, stop), name="ckptrun-rank-control", daemon=True).start()
     context = _context(job, channel, stop, progress)
     threading.Thread(
@@ -214,6 +215,7 @@ def _plain(outcome: Outcome, rank: int, folder: str | None) -> dict[str, Any]:
         "user_error": outcome.user_error,
         "save_error": outcome.save_error,
         "finished_by": outcome.finished_by,
+        "built": outcome.built,
         "results": results,
         "results_path": stored,
     }

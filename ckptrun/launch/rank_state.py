@@ -39,10 +39,6 @@ class Rank:
     def runs(self) -> bool:
         return self.pid is not None and self.code is None
 
-    @property
-    def failed(self) -> bool:
-        return self.code is not None if self.outcome is None else self.outcome["error"] is not None
-
 
 def end_ranks(ranks: Sequence[Rank], *, dump: bool) -> None:
     """Kill ranks and all that is in their groups; with ``dump`` their stacks are in their logs before."""

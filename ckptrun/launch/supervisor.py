@@ -18,9 +18,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.environment.process import this_process
+from ckptrun.errors import NoCheckpointError
 from ckptrun.processes import kill_descendants
-from ckptrun.records import AttemptRecord, Outcome, Progress, SavedCheckpoint, Stage, Status, StopReason
+from ckptrun.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    Outcome,
+    Progress,
+    SavedCheckpoint,
+    Stage,
+    Status,
+    StopReason,
+)
 from ckptrun.run.attempts import append_end
 from ckptrun.run.control import answer, take
 from ckptrun.run.folder import RunFolder
@@ -134,7 +145,20 @@ class Supervisor:
         for request_id in self._pending.stops:
             self._answer(request_id, "done", None)
 
+    def _find_newest(self) -> None:
+        """Look on the disk: a save in the background may have ended since a rank could last tell of one."""
+        try:
+            for found in Catalogue(self._of.run.checkpoints_dir).newest_first():
+                if isinstance(found, CheckpointRecord):
+                    if found.sequence > self._of.sequence:
+                        self._of.checkpoint, self._of.sequence = found.path, found.sequence
+                    return
+        except (OSError, NoCheckpointError) as error:
+            self.log(f"the newest checkpoint could not be looked up: {error}")
+
     def _write_end(self, outcome: Outcome, code: int, error: str | None) -> None:
+        if outcome.stop_reason is not StopReason.DONE:
+            self._find_newest()
         of, step = self._of, max(outcome.step, self._progress.step)
         start = of.attempt.start_step
         append_end(

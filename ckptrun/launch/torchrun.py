@@ -42,7 +42,7 @@ _AFTER_FAILURE_S = (
     5.0  # what other ranks get to end by themselves once one has failed; grace_s while they save
 )
 _AFTER_OUTCOME_S = 5.0  # what a rank's process gets to end after its last word
-_LEFT_BEHIND_S = 1.0  # how long a rank may wait for one that was stopped in its set-up
+_LEFT_BEHIND_S = 1.0  # how long a rank may wait for one that ended in its set-up
 _BEFORE_WORK = (Stage.SETUP, Stage.RESTORE)
 
 
@@ -369,6 +369,8 @@ class TorchrunLaunch:
         """Whether another rank has failed, or was stopped in its set-up, and this one had its time to notice."""
         if self._failed_at is not None:
             grace_s = self._listener.grace_s
+            if any(other.outcome and not other.outcome["built"] for other in self._ranks.values()):
+                grace_s = min(_LEFT_BEHIND_S, grace_s)  # nobody has begun: they are to meet that one first
             return now - self._failed_at > (grace_s if rank.saving else min(_AFTER_FAILURE_S, grace_s))
         if rank.stage not in _BEFORE_WORK or self._told_stop is None:
             return False

@@ -49,8 +49,6 @@ class Channel:
         """Messages that have arrived; blocks for the first bytes. Sets ``closed`` at the end of the connection."""
         try:
             data = self._socket.recv(1 << 16)
-        except BlockingIOError:
-            return []
         except OSError:
             data = b""
         if not data:
@@ -63,9 +61,6 @@ class Channel:
         """Every message until the other side is gone."""
         while not self.closed:
             yield from self.receive()
-
-    def set_blocking(self, blocking: bool) -> None:
-        self._socket.setblocking(blocking)
 
     def close(self) -> None:
         self.closed = True

@@ -17,7 +17,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -192,14 +192,6 @@ class Registry:
         kept = {job: [name for name in held if name not in names] for job, held in self.hpc.items()}
         self.hpc = {job: held for job, held in kept.items() if held}
         self.quarantine = {name: note for name, note in self.quarantine.items() if name not in names}
-
-    def update_callback(self, entry: Mapping[str, Any]) -> None:
-        """Put in the state of one checkpoint callback, at its place or as the last one registered."""
-        for index, known in enumerate(self.callbacks):
-            if known.get("state_key") == entry["state_key"]:
-                self.callbacks[index] = dict(entry)
-                return
-        self.callbacks.append(dict(entry))
 
     def note_takeover(self, lease_epoch: int, sequence: int) -> None:
         """Note that the holder of ``lease_epoch`` took over when the save counter stood at ``sequence``."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
@@ -26,12 +28,8 @@ from ckptrun.strategies.strategy import Strategy, TrainedModule
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "mean": dist.ReduceOp.SUM,
-}
+
+_LOOK_EVERY_S = 0.001
 
 
 class _TrainingStep(nn.Module):
@@ -88,6 +86,7 @@ class DDPStrategy(Strategy):
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._ddp: DistributedDataParallel | None = None
         self._cpu_group: Any = None
+        self._store: Any = None
         self._manual = False
 
     def setup_environment(self) -> None:
@@ -96,6 +95,7 @@ class DDPStrategy(Strategy):
         backend = self._backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
         dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, timeout=self._timeout)
         self._cpu_group = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._store = PrefixStore("ckptrun", _get_default_store())
 
     def setup(self, module: TrainedModule, optimizers: Sequence[Optimizer]) -> None:  # noqa: ARG002
         """Wrap the training step; from here on weights are those of rank 0 on all ranks."""
@@ -158,14 +158,15 @@ class DDPStrategy(Strategy):
         for buffer in module.buffers():
             dist.broadcast(buffer, src=0)
 
-    # -- between ranks -----------------------------------------------------------------------------------
+    @property
+    def in_step(self) -> bool:
+        return self._ddp is not None and not self._manual
 
-    def reduce(self, value: Tensor, op: str) -> Tensor:
-        result = value.detach().to("cpu", copy=True)
-        dist.all_reduce(result, _OPS[op], group=self._cpu_group)
-        if op == "mean":
-            result = result / self.world_size
-        return result.to(value.device)
+    @property
+    def syncs(self) -> bool:
+        return self._ddp is not None and bool(self._ddp.require_backward_grad_sync)
+
+    # -- between ranks -----------------------------------------------------------------------------------
 
     def barrier(self) -> None:
         dist.barrier(group=self._cpu_group)
@@ -187,6 +188,22 @@ class DDPStrategy(Strategy):
         dist.all_gather_object(boxes, value, group=self._cpu_group)
         return boxes
 
+    def all_here(self, point: str, patience_s: float) -> bool:
+        store = self._store
+        if store is None:
+            return True  # the ranks have not met yet
+        decided = f"{point}/decided"
+        # Whoever decides first decides for all: the last to come, or one that waited long enough.
+        if store.add(f"{point}/came", 1) == self.world_size:
+            store.compare_set(decided, "", "yes")
+        deadline = time.monotonic() + patience_s
+        # Looking again and again, because the store's own wait prints a warning where its time is over.
+        while not store.check([decided]):
+            if time.monotonic() >= deadline:
+                store.compare_set(decided, "", "no")
+            time.sleep(_LOOK_EVERY_S)
+        return bool(store.get(decided) == b"yes")
+
     def agree(self, words: Sequence[int]) -> list[int]:
         """The maximum over ranks of each of a few small numbers."""
         tensor = torch.tensor(words, dtype=torch.int64)
@@ -205,7 +222,7 @@ class DDPStrategy(Strategy):
         if dist.is_initialized():
             self.barrier()
             dist.destroy_process_group()
-        self._cpu_group = None
+        self._cpu_group = self._store = None
 
 
 def is_collective_error(error: BaseException) -> bool:

@@ -78,13 +78,19 @@ class Strategy:
         """Compute gradients through the module's own ``backward``."""
         module.backward(loss, *args, **kwargs)
 
-    def reduce(self, value: Tensor, op: str) -> Tensor:  # noqa: ARG002
-        """``sum``, ``min``, ``max`` or ``mean`` over the ranks."""
-        return value
-
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         """Around the backward passes of an accumulation window but the last."""
         return contextlib.nullcontext()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether no rank can finish a step of training that another has not begun (automatic optimization)."""
+        return False
+
+    @property
+    def syncs(self) -> bool:
+        """Whether the next backward pass waits for those of the other ranks."""
+        return False
 
     def sync_buffers(self, module: TrainedModule) -> None:
         """Before an evaluation: every rank evaluates with the buffers that a checkpoint would hold."""
@@ -106,6 +112,17 @@ class Strategy:
     def gather_all(self, value: Any) -> list[Any]:
         """Every rank's value in order, on all ranks."""
         return [value]
+
+    def all_here(self, point: str, patience_s: float) -> bool:  # noqa: ARG002
+        """Whether all ranks are at ``point``, where this one is and the others may not be.
+
+        The same answer on every rank that asks: False on all of them where some do not come within ``patience_s``
+        seconds. No collective, so whoever does not come is not disturbed.
+
+        Args:
+            point: a name that was not asked for before.
+        """
+        return True
 
     def agree(self, words: Sequence[int]) -> list[int]:
         """The maximum over ranks of each of a few small numbers, over a CPU channel."""

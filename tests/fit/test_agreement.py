@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckptrun.fit.agreement import ASK_EVERY_S, Agreement
+from ckptrun.fit.agreement import ASK_EVERY_S, LATE_S, Agreement, Wish
 from ckptrun.fit.context import NoStop
 from ckptrun.records import StopReason
 from ckptrun.stop import StopRequest
@@ -20,10 +20,16 @@ class Peers:
     rank = 1
 
     def __init__(self) -> None:
-        self.others = [0, 0, 0, 5_000, -(1 << 20)]
+        self.others = [0, 0, 0, 0, 5_000, -(1 << 20)]
+        self.points: list[str] = []
+        self.are_here = True
 
     def agree(self, words: Sequence[int]) -> list[int]:
         return [max(pair) for pair in zip(words, self.others, strict=True)]
+
+    def all_here(self, point: str, patience_s: float) -> bool:
+        self.points.append(point)
+        return self.are_here
 
 
 @pytest.fixture
@@ -86,3 +92,43 @@ def test_the_first_request_stays(clock: list[float]) -> None:
     agreement.ask()
     assert agreement.request is not None
     assert agreement.request.reason is StopReason.KEYBOARD
+
+
+def test_ranks_that_are_late_meet_before_it_is_due(clock: list[float]) -> None:
+    peers = Peers()
+    agreement = make(NoStop(), peers)
+    agreement.ask(since=1)
+    clock[0] += LATE_S - 0.01
+    assert not agreement.late(2)
+    assert peers.points == []  # nobody is asked while it is not late
+    clock[0] += 0.02
+    assert agreement.late(3)
+    peers.are_here = False
+    assert not agreement.late(4)
+    assert peers.points == ["late/1/3", "late/1/4"]
+    agreement.ask(since=1)
+    assert not agreement.late(5)
+
+
+def test_a_wish_of_all_counts_at_once_and_one_that_is_alone_with_the_next_asking(clock: list[float]) -> None:
+    peers = Peers()
+    agreement = make(NoStop(), peers)
+    assert agreement.all_wish(Wish.SHOULD_STOP, "here")
+    assert agreement.all_wish(Wish.SHOULD_STOP, "there")
+    assert len(peers.points) == 1
+    peers.are_here = False
+    assert not agreement.all_wish(Wish.STOP_TRAINING, "there")
+    assert not agreement.all_wish(Wish.STOP_TRAINING, "later")  # it does not wait a second time
+    assert len(peers.points) == 2
+    agreement.ask()
+    assert agreement.wish is Wish.STOP_TRAINING
+
+
+def test_a_wish_of_another_rank(clock: list[float]) -> None:
+    peers = Peers()
+    agreement = make(NoStop(), peers)
+    peers.others[3] = int(Wish.SHOULD_STOP)
+    agreement.ask()
+    assert agreement.wish is Wish.SHOULD_STOP
+    assert agreement.all_wish(Wish.SHOULD_STOP, "here")
+    assert peers.points == []

@@ -33,6 +33,7 @@ def word(
         "user_error": error is not None and not collective,
         "save_error": None,
         "finished_by": "max_steps",
+        "built": True,
         "results": None,
     }
 

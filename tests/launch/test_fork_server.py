@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -34,6 +35,33 @@ def print_at_exit(payload: bytes, fds: list[int]) -> int:
     return 0
 
 
+class _Pipe(logging.Handler):
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+
+    def emit(self, record: logging.LogRecord) -> None:
+        os.write(self._fd, record.getMessage().encode())
+
+
+def leave_work_to_the_exit(payload: bytes, fds: list[int]) -> int:
+    import logging.handlers
+    import multiprocessing.util
+    import weakref
+
+    log = logging.getLogger("exit")
+    log.propagate = False
+    log.addHandler(logging.handlers.MemoryHandler(100, target=_Pipe(fds[0])))
+    log.warning("flushed ")
+    _kept.append(_Pipe(fds[0]))
+    weakref.finalize(_kept[0], os.write, fds[0], b"finalized ")
+    multiprocessing.util.Finalize(None, os.write, args=(fds[0], b"ended "), exitpriority=0)
+    return 0
+
+
+_kept: list[object] = []
+
+
 def count_signals(payload: bytes, fds: list[int]) -> int:
     heard: list[int] = []
     os.write(fds[0], b"begun")
@@ -64,7 +92,10 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """One that imports nothing: what it imports makes no difference here, and takes seconds."""
     boot = (
         f"import sys; sys.path[:] = {sys.path!r}; import ckptrun.launch.fork_server as server; "
-        "server._import = server._cuda_was_touched = lambda *_: False; server.main()"
+        "server._import = server._cuda_was_touched = lambda *_: False; "
+        # As what it imports does: what libraries do at exit is registered, and there is something of its own to do.
+        "import logging, multiprocessing.util, os, weakref; weakref.finalize(server, os._exit, 99); "
+        "server.main()"
     )
     monkeypatch.setattr(
         fork_client, "argv_for", lambda _, *args: [sys.executable, "-c", boot, *map(str, args)]
@@ -89,6 +120,12 @@ class Child:
 
     def read(self) -> bytes:
         return self._ours.recv(4096)
+
+    def read_all(self) -> bytes:
+        found = b""
+        while data := self.read():
+            found += data
+        return found
 
     def close(self) -> None:
         self._ours.close()
@@ -133,6 +170,12 @@ def test_a_target_that_cannot_be_called(server: ForkServer) -> None:
 def test_what_a_child_has_registered_runs_at_its_exit(server: ForkServer) -> None:
     child = Child(server, "print_at_exit")
     assert child.read() == b"at exit"
+    child.close()
+
+
+def test_what_libraries_do_at_exit_is_done(server: ForkServer) -> None:
+    child = Child(server, "leave_work_to_the_exit")
+    assert sorted(child.read_all().split()) == [b"ended", b"finalized", b"flushed"]
     child.close()
 
 

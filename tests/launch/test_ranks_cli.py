@@ -89,7 +89,7 @@ def test_twice_is_at_once(project: Path, start_cli: Callable[..., Live]) -> None
     import time
 
     live = start_cli("fit", happens("on_train_batch_end", 3, "hang", 1))
-    live.wait_for(lambda: live.status("demo").get("status") == "RUNNING", what="training")
+    live.wait_for_step(3, "demo")  # before that, the first press ends it as it should
     live.signal(signal.SIGINT)
     time.sleep(SAME_PRESS_S + 0.1)  # closer together they are one press
     live.signal(signal.SIGINT)
@@ -149,3 +149,5 @@ def test_a_module_that_cannot_be_imported(project: Path, start_cli: Callable[...
     wrong = start_cli("fit", "--run", "other", "model.class_path=rank_work.Modell").wait()
     assert wrong.code == 2, wrong
     assert "Model" in wrong.stderr
+    # As where one rank runs in the command's own process: nothing was started, so there is no run and no attempt.
+    assert not folder(project).exists() and not folder(project, "other").exists()

@@ -212,22 +212,27 @@ HANGS = """
     import os, signal, sys, time
     from pathlib import Path
     sys.path.insert(0, {tests!r})
+    from ckptrun.callbacks import ModelCheckpoint
     from fit_helpers import Tiny, loader, make_trainer
     class Hangs(Tiny):
         def training_step(self, batch, batch_idx):
             if self.global_step == 3:
+                while saves and not list(Path({root!r}).glob("demo/checkpoints/*/manifest.json")):
+                    time.sleep(0.01)
                 print("hanging", flush=True)
                 while True:
                     time.sleep(0.01)
             return super().training_step(batch, batch_idx)
-    trainer = make_trainer(Path({root!r}), grace_s={grace_s})
+    saves = {saves}
+    callbacks = [ModelCheckpoint(every_n_train_steps=3)] if saves else []
+    trainer = make_trainer(Path({root!r}), grace_s={grace_s}, callbacks=callbacks)
     trainer.fit(Hangs(), loader())
 """
 
 
-def hanging(root: Path, grace_s: float) -> subprocess.Popen[str]:
+def hanging(root: Path, grace_s: float, *, saves: bool = False) -> subprocess.Popen[str]:
     tests = str(Path(__file__).parent.parent / "fit")
-    code = textwrap.dedent(HANGS).format(tests=tests, root=str(root), grace_s=grace_s)
+    code = textwrap.dedent(HANGS).format(tests=tests, root=str(root), grace_s=grace_s, saves=saves)
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -261,7 +266,7 @@ def _pressed(process: subprocess.Popen[str], signum: int) -> bool:
 
 
 def test_the_grace_period_ends_what_hangs_and_says_where_it_hung(tmp_path: Path) -> None:
-    process = hanging(tmp_path, 0.3)
+    process = hanging(tmp_path, 0.3, saves=True)
     process.send_signal(signal.SIGTERM)
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 143
@@ -271,3 +276,6 @@ def test_the_grace_period_ends_what_hangs_and_says_where_it_hung(tmp_path: Path)
     assert "training_step" in log
     (attempt,) = read_attempts(run.attempts)
     assert (attempt.stop_reason, attempt.exit_code) == ("sigterm", 143)
+    # It was written in the background of the step that hung, so that nobody had told of it.
+    (saved,) = os.listdir(run.checkpoints_dir)
+    assert os.path.basename(json.loads(Path(run.status).read_text())["checkpoint"]) == saved

@@ -66,15 +66,6 @@ def test_nobody_there() -> None:
     assert not ours.send("lost")
 
 
-def test_nothing_there_yet() -> None:
-    ours, theirs = pair()
-    ours.set_blocking(False)
-    assert ours.receive() == []
-    assert not ours.closed
-    ours.close()
-    theirs.close()
-
-
 def test_open_files_travel_and_are_not_inherited() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     read, write = os.pipe()

@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> str:
 def test_it_is_read_as_it_was_written(path: str) -> None:
     registry = Registry(run_id="r")
     registry.note_saved(record(1, "hpc", job="7", metrics={"loss": 0.5}), ["mc"], save_s=0.25)
-    registry.update_callback({"state_key": "mc", "monitor": "loss"})
+    registry.callbacks = [{"state_key": "mc", "monitor": "loss"}]
     registry.pin = {"reference": "last", "path": "/c/00000001-a", "pinned_at": 1.0}
     registry.note_takeover(2, 1)
     registry.finished = {"sequence": 1, "name": "00000001-a", "by": "max_steps"}
@@ -104,16 +104,9 @@ def test_a_handed_out_counter_is_no_commit() -> None:
     assert registry.committed_sequence == 2
 
 
-def test_callbacks_keep_the_order_of_registration() -> None:
-    registry = Registry()
-    for entry in (
-        {"state_key": "a"},
-        {"state_key": "b", "on_exception": True},
-        {"state_key": "a", "best": "x"},
-    ):
-        registry.update_callback(entry)
-    assert registry.callbacks == [{"state_key": "a", "best": "x"}, {"state_key": "b", "on_exception": True}]
-    assert registry.on_exception
+def test_one_callback_that_saves_on_exceptions_is_enough() -> None:
+    assert not Registry(callbacks=[{"state_key": "a"}]).on_exception
+    assert Registry(callbacks=[{"state_key": "a"}, {"state_key": "b", "on_exception": True}]).on_exception
 
 
 def test_a_missing_file_is_not_a_damaged_one(path: str) -> None:

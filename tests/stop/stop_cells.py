@@ -1,7 +1,7 @@
 """What is expected where a run is stopped in each phase, in each way: the table "Stopping" of the README as data.
 
-Training takes 16 steps of two batches, in two epochs. A checkpoint is saved after every fourth step and a
-validation runs after steps 3, 6, 11 and 14; the gates of :mod:`stop_task` stand at step 4, 6 or 12 of it.
+Training takes 16 steps of two batches, in two epochs, under each launcher. A checkpoint is saved after every fourth
+step and a validation runs after steps 3, 6, 11 and 14; the gates of :mod:`stop_task` stand at step 4, 6 or 12 of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,25 @@ from typing import Literal
 
 LAST_STEP = 16
 Saved = tuple[str, int]  # reason in the manifest, and step
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How the ranks run; ``arguments`` are the command line's."""
+
+    name: str
+    num_ranks: int = 1
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def num_processes(self) -> int:
+        """With all that is not a loader worker: supervisor, fork server and elastic agent beside the ranks."""
+        return 1 if self.name == "inline" else 3 + self.num_ranks
+
+
+INLINE = Launcher("inline")
+TORCHRUN = Launcher("torchrun", 2, ("--launcher", "torchrun", "--nproc", "2", "--strategy", "ddp"))
+LAUNCHERS = (INLINE, TORCHRUN)
 
 
 @dataclass(frozen=True)
@@ -57,15 +76,18 @@ class Event:
     """What comes, and what the README says happens then.
 
     ``ends``: ``gracefully`` at the boundary, ``at once`` without saving, ``killed`` with SIGKILL, by an
-    ``error`` of the user's, or None where the run goes on. ``keeps`` is the reason of the checkpoint it saves.
+    ``error`` of the user's, because a rank is ``lost``, or None where the run goes on. ``keeps`` is the reason of the
+    checkpoint it saves.
     """
 
     name: str
-    ends: Literal["gracefully", "at once", "killed", "error"] | None
+    ends: Literal["gracefully", "at once", "killed", "error", "lost"] | None
     code: int
     stop_reason: str
     keeps: str | None = None
     signals: tuple[signal.Signals, ...] = ()  # SIGINTs come more than half a second apart
+    to: Literal["the command", "its group", "rank 1"] = "the command"  # whom the signals are sent
+    only_rank: int | None = None  # the one that raises; None for each
     asks: Literal["save", "stop"] | None = None  # by a ckptrun command beside it
     arguments: tuple[str, ...] = ()
     ignored: tuple[signal.Signals, ...] = ()  # the run is started with these ignored
@@ -73,14 +95,18 @@ class Event:
     hooks_save: bool = False  # an OnExceptionCheckpoint is set
 
 
-INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 _ONE_SECOND = ("--grace-s", "1")
 EVENTS = (
     Event("SIGINT", "gracefully", 130, "keyboard", "stop", (INT,)),
+    Event("SIGINT to its group", "gracefully", 130, "keyboard", "stop", (INT,), to="its group"),
+    Event("SIGINT to rank 1", "gracefully", 130, "keyboard", "stop", (INT,), to="rank 1"),
     Event("SIGINT that came in ignored", "gracefully", 130, "keyboard", "stop", (INT,), ignored=(INT,)),
     Event("SIGINT twice", "at once", 130, "keyboard", None, (INT, INT)),
     Event("SIGINT three times", "at once", 130, "keyboard", None, (INT, INT, INT), sticks=True),
     Event("SIGTERM", "gracefully", 143, "sigterm", "stop", (TERM,)),
+    Event("SIGTERM to its group", "gracefully", 143, "sigterm", "stop", (TERM,), to="its group"),
+    Event("SIGTERM to rank 1", "gracefully", 143, "sigterm", "stop", (TERM,), to="rank 1"),
     Event("SIGTERM, and it hangs", "at once", 143, "sigterm", None, (TERM, TERM), arguments=_ONE_SECOND),
     Event("SIGHUP", "gracefully", 129, "sigterm", "stop", (HUP,)),
     Event("SIGHUP under nohup", None, 0, "done", None, (HUP,), ignored=(HUP,)),
@@ -89,26 +115,39 @@ EVENTS = (
     Event("ckptrun save", None, 0, "done", "manual", asks="save"),
     Event("ckptrun stop", "gracefully", 143, "requested", "stop", asks="stop"),
     Event("exception", "error", 1, "exception"),
+    Event("exception in rank 1", "error", 1, "exception", only_rank=1),
     Event("exception, OnExceptionCheckpoint", "error", 1, "exception", "exception", hooks_save=True),
-    Event("SIGKILL", "killed", -signal.SIGKILL, "LOST", signals=(signal.SIGKILL,)),
+    Event("rank 1 killed", "lost", 70, "rank-lost", None, (KILL,), to="rank 1"),
+    Event("command killed", "killed", -KILL, "LOST", None, (KILL,)),
 )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run to be stopped: in ``phase``, by ``event``."""
+    """One run to be stopped: under ``launcher``, in ``phase``, by ``event``."""
 
+    launcher: Launcher
     phase: Phase
     event: Event
 
     @property
     def name(self) -> str:
-        return f"{self.phase.name}: {self.event.name}"
+        return f"{self.launcher.name}: {self.phase.name}: {self.event.name}"
+
+    @property
+    def hears(self) -> bool:
+        """Whether the hook returns once its rank has heard of the event."""
+        return self.event.ends in ("gracefully", None)
 
     @property
     def opens(self) -> bool:
-        """Whether the hook returns once the event was heard."""
-        return self.event.ends in ("gracefully", None)
+        """Whether the hook returns at all."""
+        return self.hears or self.event.ends == "lost"
+
+    @property
+    def before_attempt(self) -> bool:
+        """Whether no attempt has begun: inline, the config's objects are made before one does."""
+        return self.phase.name == "import" and self.launcher is INLINE
 
 
 @dataclass(frozen=True)
@@ -128,10 +167,12 @@ class Expected:
 def impossible(cell: Cell) -> str | None:
     """Why a cell cannot occur, else None."""
     phase, event = cell.phase, cell.event
+    if cell.launcher is INLINE and (event.to == "rank 1" or event.only_rank is not None):
+        return "there is no rank 1; rank 0 is the command itself"
     if event.asks is not None and phase.fn != "fit":
         return "an evaluation runs beside the fit, whose state is what `save` and `stop` ask"
-    if event.sticks and (phase.fn != "fit" or phase.name == "import"):
-        return "no ledger is written yet, so nothing can hang in the way of the second press"
+    if event.sticks and (phase.fn != "fit" or cell.before_attempt):
+        return "no ledger is written (yet), so nothing can hang in the way of the second press"
     if event.hooks_save and (
         phase.fn != "fit" or phase.name in ("import", "set-up", "restore", "sanity check")
     ):
@@ -147,12 +188,15 @@ def expected(cell: Cell) -> Expected:
     if phase.fn != "fit":
         # The run is somebody else's and stays as it was.
         return Expected(event.code, "FINISHED", "done", LAST_STEP, ("periodic", LAST_STEP))
-    if phase.name == "import" and cell.event.ends in ("at once", "killed", "error"):
+    if phase.name == "import" and event.ends == "error":
+        # Nothing was started.
         return Expected(event.code, None, None, None, None)
-    if phase.name == "import" and event.asks is not None:
+    if cell.before_attempt and event.ends in ("at once", "killed"):
+        return Expected(event.code, None, None, None, None)
+    if cell.before_attempt and event.asks is not None:
         # Nothing tells of the run yet; the command says so, and training goes on.
         return Expected(0, "FINISHED", "done", LAST_STEP, ("periodic", LAST_STEP), asked=2)
-    if phase.name == "teardown" and cell.opens:
+    if phase.name == "teardown" and cell.hears:
         # What is done is done.
         return Expected(0, "FINISHED", "done", LAST_STEP, ("periodic", LAST_STEP))
     if event.ends is None:
@@ -171,6 +215,8 @@ def expected(cell: Cell) -> Expected:
     if event.ends == "killed" or event.sticks:
         return Expected(event.code, "LOST", None, phase.at, phase.before)
     newest, noted = phase.before, None
+    if phase.name == "save" and (event.ends == "lost" or event.only_rank is not None):
+        newest = phase.saved_anyway  # rank 0 writes, and has all that it needs for that
     if event.hooks_save and newest is not None and newest[1] == phase.at:
         noted = "exception"  # this very state is saved already
     elif event.hooks_save:
@@ -178,4 +224,4 @@ def expected(cell: Cell) -> Expected:
     return Expected(event.code, "INTERRUPTED", event.stop_reason, phase.at, newest, noted)
 
 
-CELLS = tuple(Cell(phase, event) for phase in PHASES for event in EVENTS)
+CELLS = tuple(Cell(launcher, phase, event) for launcher in LAUNCHERS for phase in PHASES for event in EVENTS)

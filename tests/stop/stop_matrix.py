@@ -1,6 +1,7 @@
-"""Plays the whole stop matrix and prints it: ``python tests/stop/stop_matrix.py [words that a cell's name has]``.
+"""Plays the whole stop matrix and prints it: ``python tests/stop/stop_matrix.py [parts of a cell's name]``.
 
-A third of an hour on two cores; the tests play a part of it.
+A cell is called ``torchrun: train: SIGINT``, so ``'torchrun: save'`` plays one launcher's phase. The whole takes three
+quarters of an hour on two cores; the tests play a part of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import pytest  # noqa: E402
 from live_cli import Live, child_environment  # noqa: E402
-from stop_cells import CELLS, EVENTS, PHASES, Expected, impossible  # noqa: E402
+from stop_cells import CELLS, EVENTS, LAUNCHERS, PHASES, Expected, Launcher, impossible  # noqa: E402
 from stop_play import Bases, Played, play  # noqa: E402
 
 
@@ -29,11 +30,11 @@ def main(words: list[str]) -> int:
         return started[-1]
 
     bases = Bases(folder / "bases", start, {})
-    shown: dict[tuple[str, str], str] = {}
+    shown: dict[tuple[str, str, str], str] = {}
     wrong, reasons = [], {}
     try:
         for number, cell in enumerate(CELLS):
-            key = (cell.event.name, cell.phase.name)
+            key = (cell.launcher.name, cell.event.name, cell.phase.name)
             if words and not any(word in cell.name for word in words):
                 continue
             why = impossible(cell)
@@ -62,16 +63,25 @@ def main(words: list[str]) -> int:
             shutil.rmtree(project)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    for launcher in LAUNCHERS:
+        _print_table(launcher, shown)
+    print("cells that cannot occur:")
+    for why, names in reasons.items():
+        print(f"- {why}: {'; '.join(names)}")
+    played = sum(each != "-" for each in shown.values())
+    print(f"\n{played} cells played, {len(wrong)} wrong")
+    return len(wrong)
+
+
+def _print_table(launcher: Launcher, shown: dict[tuple[str, str, str], str]) -> None:
+    ranks = "1 rank" if launcher.num_ranks == 1 else f"{launcher.num_ranks} ranks"
+    print(f"{launcher.name}, {ranks}: exit code and newest checkpoint\n")
     print("| | " + " | ".join(phase.name for phase in PHASES) + " |")
     print("|---" * (len(PHASES) + 1) + "|")
     for event in EVENTS:
-        row = [shown.get((event.name, phase.name), "") for phase in PHASES]
+        row = [shown.get((launcher.name, event.name, phase.name), "") for phase in PHASES]
         print(f"| {event.name} | " + " | ".join(row) + " |")
-    print("\nexit code and newest checkpoint; cells that cannot occur:")
-    for why, names in reasons.items():
-        print(f"- {why}: {'; '.join(names)}")
-    print(f"\n{len(wrong)} wrong")
-    return len(wrong)
+    print()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from live_cli import Live
-from stop_cells import LAST_STEP, Cell, Expected, expected
+from stop_cells import LAST_STEP, Cell, Expected, Launcher, expected
 
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.records import CheckpointRecord
@@ -46,9 +46,16 @@ def run_folder(project: Path) -> RunFolder:
     return RunFolder(str(project / "runs" / "demo"))
 
 
-def fit(start: Start, project: Path, **env: str) -> Live:
+def fit(start: Start, launcher: Launcher, project: Path, **env: str) -> Live:
     """The line that stands in every script."""
-    return start("fit", "-c", "demo.yaml", "--ckpt", "last", cwd=project, env=_environment(env))
+    return _start(start, launcher, "fit", project, env)
+
+
+def _start(
+    start: Start, launcher: Launcher, fn: str, project: Path, env: dict[str, str], *arguments: str
+) -> Live:
+    line = (fn, "-c", "demo.yaml", "--ckpt", "last", *launcher.arguments, *arguments)
+    return start(*line, cwd=project, env=_environment(env))
 
 
 def _environment(env: dict[str, str]) -> dict[str, str]:
@@ -72,62 +79,68 @@ def play(cell: Cell, start: Start, bases: Bases, project: Path, *, resume: bool)
         resume: start the same line again, where the run was stopped, and compare its end with that of a run which
             was never stopped.
     """
-    bases.copy(cell.phase.starts_from, project)
-    phase, event, want = cell.phase, cell.event, expected(cell)
+    phase, event, launcher, want = cell.phase, cell.event, cell.launcher, expected(cell)
+    bases.copy(launcher, phase.starts_from, project)
     gate = project / "gate"
     gate.mkdir()
     env = {"STOP_PHASE": phase.name, "STOP_GATE": str(gate)}
     if event.ends == "error":
-        env["STOP_RAISE"] = "1"
+        env["STOP_RAISE"] = "all" if event.only_rank is None else str(event.only_rank)
     if event.hooks_save:
         env["STOP_ON_EXCEPTION"] = "1"
-    if cell.opens and event.name != "SIGHUP under nohup" and want.asked == 0:
+    if cell.hears and event.name != "SIGHUP under nohup" and want.asked == 0:
         env["STOP_HEARD"] = "save" if event.keeps == "manual" else "request"
     live = _start_ignoring(
-        event.ignored,
-        lambda: start(
-            phase.fn,
-            "-c",
-            "demo.yaml",
-            "--ckpt",
-            "last",
-            *event.arguments,
-            cwd=project,
-            env=_environment(env),
-        ),
+        event.ignored, lambda: _start(start, launcher, phase.fn, project, env, *event.arguments)
     )
     trouble: list[str] = []
-    live.wait_for((gate / "reached").exists, what=f"it reached {phase.name}")
-    workers = len(live.survivors()) - 1
-    if phase.has_workers and event.ends != "error" and workers < 2:
-        trouble.append(f"{workers} loader workers at the gate, expected 2 or more")
-    if event.ends == "killed" and phase.at:
+    pids = _wait_at_gate(cell, live, gate)
+    if phase.has_workers and event.ends != "error":
+        workers = len(live.survivors()) - launcher.num_processes
+        if workers < 2 * launcher.num_ranks:
+            trouble.append(f"{workers} loader workers at the gate, expected 2 a rank or more")
+    if phase.before is not None:
+        # Saves are written in the background.
+        live.wait_for(lambda: _newest(project) == phase.before, what=f"{phase.before} is committed")
+    if (event.ends == "killed" or event.sticks) and phase.at:
         live.wait_for_step(phase.at, "demo")  # its last word is up to a second old
-    if event.sticks:
-        _make_stick(run_folder(project).attempts)
-    asking = _bring(cell, live, start, project)
+    stuck = _make_stick(run_folder(project).attempts) if event.sticks else None
+    asking = _bring(cell, live, pids, start, project)
     if asking is not None and want.asked:
         asking.wait()
     if cell.opens:
         (gate / "go").touch()
     asked = asking.wait() if asking is not None else None
     live.wait()
+    if stuck is not None:
+        os.close(stuck)
     deadline = time.monotonic() + 2.0
     while (alive := live.survivors()) and time.monotonic() < deadline:
         time.sleep(0.01)
     trouble += [f"outlived it: {line}" for line in alive]
     played = _judge(cell, live, asked.code if asked is not None else 0, project, trouble)
     if resume and phase.fn == "fit" and not event.sticks and played.found.status != "FINISHED":
-        played.trouble += _resumed(start, bases, project)
+        played.trouble += _resumed(launcher, start, bases, project)
     return played
 
 
-def _resumed(start: Start, bases: Bases, project: Path) -> list[str]:
+def _wait_at_gate(cell: Cell, live: Live, gate: Path) -> dict[int, int]:
+    """Wait until every rank is at the gate, or one has come there to raise; the ranks' processes."""
+    ranks = range(cell.launcher.num_ranks) if cell.event.only_rank is None else [cell.event.only_rank]
+    enough = any if cell.event.ends == "error" else all
+    files = {rank: gate / f"reached-{rank}" for rank in ranks}
+    live.wait_for(
+        lambda: enough(file.exists() for file in files.values()), what=f"all reached {cell.phase.name}"
+    )
+    return {rank: int(file.read_text()) for rank, file in files.items() if file.exists()}
+
+
+def _resumed(launcher: Launcher, start: Start, bases: Bases, project: Path) -> list[str]:
     """What is wrong with the run once the same line has been started again."""
-    again = fit(start, project).wait()
+    again = fit(start, launcher, project).wait()
     if again.code != 0:
         return [f"the same line again: exit {again.code}\n{again}"]
-    if not same(end_state(project), end_state(bases.get("the end"))):
+    if not same(end_state(project), end_state(bases.get(launcher, "the end"))):
         return ["resumed, it ended with another state than a run that was never stopped"]
     return []
 
@@ -147,23 +160,37 @@ def _start_ignoring(ignored: tuple[signal.Signals, ...], start: Callable[[], Liv
             signal.signal(number, handler)
 
 
-def _bring(cell: Cell, live: Live, start: Start, project: Path) -> Live | None:
+def _bring(cell: Cell, live: Live, pids: dict[int, int], start: Start, project: Path) -> Live | None:
     """What the cell is about comes to the run."""
     event = cell.event
     for index, number in enumerate(event.signals):
         if index and number == signal.SIGINT:
             time.sleep(SAME_PRESS_S + 0.1)  # closer together they are one press
-        if live.process.poll() is None:
-            live.signal(number)
+        if live.process.poll() is not None:
+            break
+        if event.to == "rank 1":
+            os.kill(pids[1], number)
+        else:
+            live.signal(number, group=event.to == "its group")
     if event.asks is None:
         return None
     return start(event.asks, "demo", cwd=project)
 
 
-def _make_stick(path: str) -> None:
-    """Put a pipe that nobody reads in a file's place: opening it to append never returns."""
+def _make_stick(path: str) -> int:
+    """Put a full pipe that nobody reads in a file's place: appending to it never returns.
+
+    Returns:
+        A descriptor to close once the pipe is no longer needed.
+    """
     os.unlink(path)
     os.mkfifo(path)
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(fd, bytes(4096))
+    except BlockingIOError:
+        return fd
 
 
 def checkpoints(project: Path) -> list[CheckpointRecord]:
@@ -171,6 +198,11 @@ def checkpoints(project: Path) -> list[CheckpointRecord]:
     catalogue = Catalogue(run_folder(project).checkpoints_dir)
     examined = [catalogue.examine(name) for name in catalogue.names()]
     return [record for record in examined if isinstance(record, CheckpointRecord)]
+
+
+def _newest(project: Path) -> tuple[str, int] | None:
+    saved = checkpoints(project)
+    return (saved[0].reason, saved[0].step) if saved else None
 
 
 def _judge(cell: Cell, live: Live, asked: int, project: Path, trouble: list[str]) -> Played:
@@ -184,7 +216,7 @@ def _judge(cell: Cell, live: Live, asked: int, project: Path, trouble: list[str]
         status=None if status is None else str(status.status),
         stop_reason=None if status is None else status.stop_reason,
         step=None if status is None else status.step,
-        newest=None if newest is None else (newest.reason, newest.step),
+        newest=_newest(project),
         noted=want.noted if want.noted in _notes(folder, newest) else None,
         has=want.has if want.has in reasons else None,
         asked=asked,
@@ -211,20 +243,25 @@ def _judge(cell: Cell, live: Live, asked: int, project: Path, trouble: list[str]
     if cell.event.ends == "error":
         if told.count("Traceback") != 1 or f"the user's own error in {cell.phase.name}" not in told:
             trouble.append("the user's error is not told once")
+        if cell.event.only_rank is not None and told.count(f"Rank {cell.event.only_rank} on ") != 1:
+            trouble.append("it does not say once which rank raised it")
     elif "Traceback" in told:
         trouble.append("a traceback")
-    if cell.event.ends == "at once" and cell.phase.name != "import":
+    if cell.event.ends == "lost" and told.count("rank 1 on ") != 1:
+        trouble.append("it does not say once that rank 1 is lost")
+    if cell.event.ends == "at once" and not cell.before_attempt:
         why = "grace period" if cell.event.arguments else "second Ctrl-C"
         if told.count(why) != 1:
             trouble.append(f"it does not say once that it was ended for the {why}")
-    if cell.event.arguments and cell.phase.name != "import":
-        logs = "".join(
-            path.read_text()
-            for name in ("logs/attempt-*.log", "evals/*/stacks.log")
+    if cell.event.arguments and not cell.before_attempt:
+        logs = [
+            text
+            for name in ("logs/attempt-*.log", "evals/*/*.log")
             for path in Path(folder.path).glob(name)
-        )
-        if "in gate" not in logs or "task.py" not in logs:
-            trouble.append("no stacks in the log")
+            if "in gate" in (text := path.read_text()) and "task.py" in text
+        ]
+        if len(logs) != cell.launcher.num_ranks:
+            trouble.append(f"the stacks of {len(logs)} ranks are in a log")
     return Played(cell, found, str(live), trouble)
 
 
@@ -262,9 +299,10 @@ def end_state(project: Path) -> dict[str, Any]:
     newest = checkpoints(project)[0]
     assert newest.step == LAST_STEP, newest
     state = torch.load(Path(newest.path) / "state.ckpt", weights_only=True)
-    ranks = torch.load(Path(newest.path) / "rank-0000.ckpt", weights_only=True)
+    ranks = sorted(Path(newest.path).glob("rank-*.ckpt"))
     names = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch")
-    return {**{name: state[name] for name in names}, "random": ranks["random"]}
+    random = {path.name: torch.load(path, weights_only=True)["random"] for path in ranks}
+    return {**{name: state[name] for name in names}, "random": random}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -281,36 +319,39 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Bases:
-    """What phases start from: projects that are made once and copied for each cell."""
+    """What phases start from: projects that are made once for each launcher, and copied for each cell."""
 
     def __init__(self, folder: Path, start: Start, made: dict[str, Path]) -> None:
         self._folder = folder
         self._start = start
         self._made = made  # those that exist
 
-    def copy(self, starts_from: str, target: Path) -> Path:
+    def copy(self, launcher: Launcher, starts_from: str, target: Path) -> Path:
         """A project of its own that stands at ``starts_from``."""
         if starts_from == "nothing":
             return make_project(target)
-        shutil.copytree(self.get(starts_from), target)
+        shutil.copytree(self.get(launcher, starts_from), target)
         return target
 
-    def get(self, starts_from: str) -> Path:
-        if starts_from not in self._made:
-            project = make_project(self._folder / starts_from.replace(" ", "-"))
+    def get(self, launcher: Launcher, starts_from: str) -> Path:
+        name = f"{launcher.name}-{starts_from.replace(' ', '-')}"
+        if name not in self._made:
+            project = make_project(self._folder / name)
             if starts_from == "the end":
-                done = fit(self._start, project).wait()
+                done = fit(self._start, launcher, project).wait()
                 assert done.code == 0, done
             else:
-                self._stop_at_5(project)
-            self._made[starts_from] = project
-        return self._made[starts_from]
+                self._stop_at_5(launcher, project)
+            self._made[name] = project
+        return self._made[name]
 
-    def _stop_at_5(self, project: Path) -> None:
+    def _stop_at_5(self, launcher: Launcher, project: Path) -> None:
         gate = project / "first-gate"
         gate.mkdir()
-        live = fit(self._start, project, STOP_PHASE="train", STOP_GATE=str(gate), STOP_HEARD="request")
-        live.wait_for((gate / "reached").exists, what="it reached step 4")
+        live = fit(
+            self._start, launcher, project, STOP_PHASE="train", STOP_GATE=str(gate), STOP_HEARD="request"
+        )
+        live.wait_for((gate / "reached-0").exists, what="it reached step 4")
         live.signal(signal.SIGINT)
         (gate / "go").touch()
         done = live.wait()

@@ -2,14 +2,18 @@
 
 Copied as ``task.py`` into the working folder of each cell. The environment says where it waits:
 
-    STOP_PHASE   the hook that waits (or raises), the first time that it is reached
-    STOP_GATE    a folder: ``reached`` is written there on arrival, ``go`` is what it waits for
-    STOP_HEARD   what this process must have heard before it goes on: ``request`` or ``save``
-    STOP_RAISE   raise there instead of waiting
+    STOP_PHASE   the hook in which each rank waits (or raises), the first time that it gets there
+    STOP_GATE    a folder: ``reached-<rank>`` is written there on arrival and holds the process's id; ``go`` is what
+                 every rank waits for
+    STOP_HEARD   what a rank's process must have heard before it goes on: ``request`` or ``save``
+    STOP_RAISE   the rank that raises there, or ``all``; nobody waits then
+
+All ranks wait in the same hook, between two collectives: none hangs in one because of the gate.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -18,31 +22,52 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import ckptrun.fit.agreement
 import ckptrun.stop
 from ckptrun import DataModule, Module
 
 PHASE = os.environ.get("STOP_PHASE")
 GATE = Path(os.environ.get("STOP_GATE", "."))
+RANK, WORLD_SIZE = (
+    int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
+)
+
+# Ranks ask each other in every step, so that it is known at which one they stop.
+ckptrun.fit.agreement.ASK_EVERY_S = 0.0
 
 
 def gate(phase: str) -> None:
     """Wait here, where this is the phase that the test is about."""
-    reached = GATE / "reached"
+    reached = GATE / f"reached-{RANK}"
     if phase != PHASE or reached.exists():
         return
-    reached.touch()
-    if "STOP_RAISE" in os.environ:
-        raise RuntimeError(f"the user's own error in {phase}")
+    (GATE / f"arriving-{RANK}").write_text(str(os.getpid()))
+    os.replace(GATE / f"arriving-{RANK}", reached)
+    raises = os.environ.get("STOP_RAISE")
+    if raises is not None:
+        if raises in ("all", str(RANK)):
+            raise RuntimeError(f"the user's own error in {phase}")
+        return
     while not (GATE / "go").exists() or not heard():
         time.sleep(0.002)
 
 
 def heard() -> bool:
-    """Whether the listener's thread has taken note of what the test has sent."""
-    listener, what = ckptrun.stop._active, os.environ.get("STOP_HEARD")
-    if listener is None or what is None:
+    """Whether this process knows of what the test has sent: from its own listener, as a rank from the supervisor."""
+    what, source = os.environ.get("STOP_HEARD"), _source()
+    if source is None or what is None:
         return True
-    return listener.request is not None if what == "request" else listener.save_requested > 0
+    return source.request is not None if what == "request" else source.save_requested > 0
+
+
+def _source() -> Any:
+    if "RANK" not in os.environ:
+        return ckptrun.stop._active
+    from ckptrun.launch.rank_process import RemoteStop
+
+    # It is there before anything of the user's is, and a module that is being imported is given no trainer.
+    (source,) = [each for each in gc.get_objects() if type(each) is RemoteStop]
+    return source
 
 
 gate("import")
@@ -61,7 +86,9 @@ class Data(DataModule):
         self.dataset = TensorDataset(x, x.sum(1, keepdim=True))
 
     def _loader(self, *, shuffle: bool) -> DataLoader[Any]:
-        return DataLoader(self.dataset, batch_size=4, shuffle=shuffle, num_workers=self.num_workers)
+        # The same steps with any number of ranks.
+        batch_size = 4 // WORLD_SIZE
+        return DataLoader(self.dataset, batch_size, shuffle=shuffle, num_workers=self.num_workers)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self._loader(shuffle=True)

@@ -36,10 +36,10 @@ def test_one_process() -> None:
     strategy = SingleStrategy()
     assert (strategy.rank, strategy.world_size, strategy.is_global_zero) == (0, 1, True)
     assert not strategy.restore_checkpoint_after_setup
-    assert strategy.reduce(torch.ones(2), "sum").tolist() == [1, 1]
     assert strategy.broadcast("x") == "x"
     assert strategy.gather("x") == ["x"]
     assert strategy.agree([1, 0]) == [1, 0]
+    assert strategy.all_here("a point", patience_s=0.0)
     strategy.setup_environment()
     strategy.barrier()
     with strategy.no_sync():
