@@ -76,7 +76,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
 
 def saved(step: int, sequence: int) -> SavedCheckpoint:
     return SavedCheckpoint(
-        f"c{sequence}", f"/runs/demo/checkpoints/c{sequence}", sequence, step, 0, "periodic", 0.5, 9
+        f"c{sequence}", f"/runs/demo/checkpoints/c{sequence}", sequence, step, 0, "periodic", 2.0, 9, 0.5
     )
 
 
