@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,13 +34,26 @@ from ckptrun.fit.random_state import (
     capture_random_state,
     restore_random_state,
 )
-from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSampler
+from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSampler, epoch_seed
+from ckptrun.fit.sample_seeds import Placing, SeededDataset, as_it_is
+from ckptrun.fit.user_generators import user_generators
 
 
-def _clone(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
+_ANY_WIDTH = 2**20  # more samples than a batch of unknown size will have
+
+
+def _clone(
+    loader: DataLoader[Any], sampler: EpochBatchSampler | SkippingSampler | EveryNth, seed: Callable[[], int]
+) -> DataLoader[Any]:
+    """``loader`` with another order of batches, and a seed for each sample.
+
+    Args:
+        seed: gives the seed of the epoch that begins.
+    """
+    batched = loader.batch_sampler is not None
     options: dict[str, Any] = {
         "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
+        "collate_fn": as_it_is,
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
         "worker_init_fn": loader.worker_init_fn,
@@ -50,7 +64,21 @@ def _clone(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
     }
     if hasattr(loader, "in_order"):
         options["in_order"] = loader.in_order
-    return DataLoader(loader.dataset, **options, **sampling)
+    seeded = SeededDataset(loader.dataset, loader.collate_fn, batched=batched)
+    placing = Placing(sampler, seed)
+    options |= {"batch_sampler": placing} if batched else {"sampler": placing, "batch_size": None}
+    with warnings.catch_warnings():
+        # About many workers: said already when the user made the loader.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        return DataLoader(seeded, **options)
+
+
+def _width(loader: DataLoader[Any]) -> int:
+    """Samples in an item of the loader's sampler."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return 1
+    return int(batches.batch_size) if type(batches) is torch.utils.data.BatchSampler else _ANY_WIDTH
 
 
 def _is_ordinary(loader: DataLoader[Any]) -> bool:
@@ -64,18 +92,21 @@ def _is_ordinary(loader: DataLoader[Any]) -> bool:
     return known and type(batches) is torch.utils.data.BatchSampler and batches.sampler is sampler
 
 
-def share_evaluation(loader: Any, rank: int, world_size: int) -> Any:
+def evaluation_loader(loader: Any, *, seed: int, rank: int, world_size: int) -> Any:
     """This rank's part of an evaluation's loader: ranks take its batches in turn, in the order of the data.
 
-    A loader with an order of its own stays as it is: what each rank gets of it is the user's affair.
+    A loader with an order of its own keeps it: what each rank gets of it is the user's affair. Each sample of a
+    map-style dataset has its seed, the same in every evaluation.
     """
-    if world_size == 1 or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return loader
-    if not _is_ordinary(loader):
-        return loader
-    order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
-    batches = torch.utils.data.BatchSampler(order, int(loader.batch_size or 1), loader.drop_last)
-    return _clone(loader, batch_sampler=EveryNth(batches, rank, world_size))
+    batches: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if world_size > 1 and _is_ordinary(loader):
+        order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+        batches = torch.utils.data.BatchSampler(order, int(loader.batch_size or 1), loader.drop_last)
+    else:
+        rank, world_size = 0, 1
+    return _clone(loader, EveryNth(batches, rank, world_size, width=_width(loader)), lambda: seed)
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
@@ -146,9 +177,10 @@ class TrainSource:
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return "stateful"
         if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset):
-            sampler = loader.sampler
+            sampler, part = loader.sampler, (0, 1)
             if isinstance(sampler, DistributedSampler):
-                rank, world_size = 0, 1  # it gives each rank its own part already
+                # It gives each rank its own part already.
+                part, rank, world_size = (rank, world_size), 0, 1
             if _is_ordinary(loader):
                 self.sampler = EpochBatchSampler(
                     len(loader.dataset),  # type: ignore[arg-type]
@@ -159,16 +191,24 @@ class TrainSource:
                     rank=rank,
                     world_size=world_size,
                 )
-                self.loader = _clone(loader, batch_sampler=self.sampler)
+                self.loader = _clone(loader, self.sampler, self._seed_of_epoch)
                 return "indexed"
-            if loader.batch_sampler is not None:
-                self.sampler = SkippingSampler(loader.batch_sampler, seed, rank, world_size)
-                self.loader = _clone(loader, batch_sampler=self.sampler)
-            else:
-                self.sampler = SkippingSampler(sampler, seed, rank, world_size)
-                self.loader = _clone(loader, sampler=self.sampler, batch_size=None)
+            base: Any = sampler if loader.batch_sampler is None else loader.batch_sampler
+            self.sampler = SkippingSampler(base, seed, rank, world_size, width=_width(loader), part=part)
+            self.loader = _clone(loader, self.sampler, self._seed_of_epoch)
             return "sampled"
         return "sequence" if isinstance(loader, Sequence) else "iterable"
+
+    def out_of_reach(self) -> list[str]:
+        """Generators of the user's whose state is neither kept nor replaced, where they can be found."""
+        loader = self._user_loader
+        dataset = getattr(loader, "dataset", loader if self.kind == "iterable" else None)
+        known = {id(generator) for generator in self._generators}
+        return user_generators(dataset, getattr(loader, "collate_fn", None), known=known)
+
+    def _seed_of_epoch(self) -> int:
+        assert self.sampler is not None
+        return epoch_seed(self.sampler.seed, self.sampler.epoch)
 
     def iterate(self, epoch: int) -> Iterator[Any]:
         """The batches of ``epoch`` from its beginning."""

@@ -256,6 +256,12 @@ class Trainer(TrainerView):
             rank=self.strategy.rank,
             world_size=self.strategy.world_size,
         )
+        own = source.out_of_reach()
+        if own and self.is_global_zero:
+            self.context.say(
+                "The training data draws from generators of its own, which are out of reach: their numbers are not "
+                f"those of an undisturbed run after a resume. {', '.join(own)}"
+            )
         validation = self._validation(val_dataloaders)
         self._new_logs()
         self.fit_loop = FitLoop(self, source, validation)
