@@ -5,7 +5,8 @@ and the first batch is taken, at sample 0 and at sample 10,000,000 in turn, in t
 counts: it is what a user waits for beyond the rest of a start. Shuffled, the order of the whole epoch is drawn in both
 cases.
 
-Prints a row a case with the ratio and ends with 1 where it is over the limit of 1.1, or where getting there read samples.
+Prints a row a case with the ratio and ends with 1 where it is over the limit of 1.1, or where getting there read
+samples.
 
     python benchmarks/resume_position.py [--quick]
 """

@@ -107,7 +107,7 @@ class TrainerOptions:
     )
     precision: Literal["32", "bf16-mixed", "16-mixed"] = _option(
         "32",
-        "32, or bf16-mixed",
+        "32, bf16-mixed, or 16-mixed with a scaler of gradients",
         aliases={"32-true": "32", "bf16": "bf16-mixed", "16": "16-mixed"},
     )
     val_check_interval: int | float = _option(

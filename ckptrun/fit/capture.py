@@ -3,11 +3,11 @@
 The keys are Lightning's, so that its users find their way; ``ckptrun`` holds what Lightning has no key for.
 
     state.ckpt      state_dict, optimizer_states, lr_schedulers, loops, callbacks, epoch, global_step,
-                    hyper_parameters, <DataModule's name>, ckptrun {logs, loggers, seed, threads}
+                    hyper_parameters, MixedPrecision, <DataModule's name>, ckptrun {logs, loggers, seed, threads}
     rank-0000.ckpt  the rank's random state and what its loader needs to go on
 
-Restoring goes in the order that Lightning documents: on_load_checkpoint, weights, datamodule, callbacks, then loops,
-optimizers, LR schedulers; the data position and the random state come last, from the loop, which knows when.
+Restoring goes in the order that Lightning documents: on_load_checkpoint, weights, datamodule, callbacks, precision,
+then loops, optimizers, LR schedulers; the data position and the random state come last, from the loop, which knows when.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def capture(trainer: Trainer, *, weights_only: bool, boundary: Boundary | None =
         )
         state["optimizer_states"] = [trainer.strategy.optimizer_state_dict(o) for o in trainer.optimizers]
         state["lr_schedulers"] = [scheduler_state(config) for config in trainer.lr_scheduler_configs]
+        if trainer.precision_plugin.key is not None:
+            state[trainer.precision_plugin.key] = trainer.precision_plugin.state_dict()
         if trainer.datamodule is not None:
             state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
         state["ckptrun"] = {
@@ -253,6 +255,7 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
         )
     own = state["ckptrun"]
     _restore_callbacks(trainer, state["callbacks"])
+    _restore_precision(trainer, state)
     loop.load_state_dict(state["loops"]["fit_loop"])
     _restore_optimizers(trainer, state["optimizer_states"])
     _restore_schedulers(trainer, state["lr_schedulers"])
@@ -287,6 +290,18 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
             f"The checkpoint was written with {own['threads']} threads per rank and there are "
             f"{torch.get_num_threads()} now: sums may be made in another order, so the last bits can differ. "
             f"trainer.num_threads={own['threads']} keeps them."
+        )
+
+
+def _restore_precision(trainer: Trainer, state: dict[str, Any]) -> None:
+    precision = trainer.precision_plugin
+    if precision.key is None:
+        return
+    if precision.key in state:
+        precision.load_state_dict(state[precision.key])
+    else:
+        trainer.context.say(
+            f"The checkpoint was not written under precision {precision.name}: its scaler starts anew."
         )
 
 

@@ -38,7 +38,6 @@ from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSample
 from ckptrun.fit.sample_seeds import Placing, SeededDataset, as_it_is
 from ckptrun.fit.user_generators import user_generators
 
-
 _ANY_WIDTH = 2**20  # more samples than a batch of unknown size will have
 
 

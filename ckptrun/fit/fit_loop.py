@@ -284,7 +284,7 @@ class FitLoop:
         accumulate, num_batches, log_every = self.accumulate, self.num_batches, options.log_every_n_steps
         max_steps = math.inf if options.max_steps is None else options.max_steps
         step_schedulers = [c for c in trainer.lr_scheduler_configs if c.interval == "step" and automatic]
-        timed = options.max_time_s is not None
+        timed, scales = options.max_time_s is not None, trainer.precision_plugin.scales
         remaining = (
             iterator if math.isinf(num_batches) else itertools.islice(iterator, int(num_batches) - self.batch)
         )
@@ -310,6 +310,8 @@ class FitLoop:
                 with trainer.forward_context():
                     outputs = step(batch, index)
                 stepped = self.global_step > steps_before
+                if stepped and scales:
+                    trainer.precision_plugin.steps_are_done()
                 ends_window = True
             else:
                 outputs = update(batch, index, window == 1, ends_window)
@@ -404,9 +406,13 @@ class FitLoop:
 
     def manual_step(self, optimizer: Optimizer, closure: Any = None, **kwargs: Any) -> Any:
         """``optimizer.step()`` of manual optimization; counts as a step."""
+        precision = self.trainer.precision_plugin
+        precision.unscale(optimizer)
         self.trainer.hooks.call("on_before_optimizer_step", optimizer)
         self.in_update = True  # until the whole training_step is done: it may have further optimizers to step
-        result = optimizer.step(closure, **kwargs) if closure is not None else optimizer.step(**kwargs)
+        if closure is not None:
+            kwargs["closure"] = closure
+        result = precision.step(optimizer, **kwargs)
         self.global_step += 1
         return result
 

@@ -17,7 +17,10 @@ _NUMBERS = (
     "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps", "log_every_n_steps", "fast_dev_run",
     "seed", "num_threads",
 )  # fmt: skip
-_PRECISIONS = {"32": "32", "32-true": "32", "bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed"}
+_PRECISIONS = {
+    "32": "32", "32-true": "32", "bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "16-mixed": "16-mixed",
+    "16": "16-mixed",
+}  # fmt: skip
 
 
 @dataclass

@@ -8,7 +8,6 @@ The trainer sets up (data, model, strategy, restore), runs the loop of its fn, a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import warnings
@@ -35,6 +34,7 @@ from ckptrun.fit.logs import Logs
 from ckptrun.fit.module import DataHooks, Module
 from ckptrun.fit.optimizers import CountedOptimizer, LRSchedulerConfig, parse_configured
 from ckptrun.fit.options import TrainerOptions
+from ckptrun.fit.precision import make_precision
 from ckptrun.fit.random_state import seed_everything
 from ckptrun.fit.restore import begin_restore, finish_restore
 from ckptrun.fit.sample_order import epoch_seed
@@ -47,7 +47,6 @@ from ckptrun.strategies import strategy_from_name
 ALONE_S = (
     10.0  # how long a rank waits for the others to do what all must do: a hook may take long on one of them
 )
-_NO_CONTEXT = contextlib.nullcontext()
 _KIND = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
@@ -102,6 +101,7 @@ class Trainer(TrainerView):
         self._module: Module | None = None
         self._hooks: Hooks | None = None
         self._counted: list[CountedOptimizer] = []
+        self.precision_plugin = make_precision("32", "cpu")
         self.configured: Configured = {}
         self._unique_state_keys()
 
@@ -200,6 +200,7 @@ class Trainer(TrainerView):
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
             torch.use_deterministic_algorithms(True, warn_only=options.deterministic == "warn")
         self.strategy.setup_environment()
+        self.precision_plugin = make_precision(options.precision, self.strategy.root_device.type)
         self.agreement = Agreement(self.context.stop, self.strategy) if self.world_size > 1 else None
         if fn == "fit" and self.context.run is not None and not self.fast_dev_run:
             self.checkpoints = CheckpointService(self, self.context.run)
@@ -550,9 +551,7 @@ class Trainer(TrainerView):
 
     def forward_context(self) -> Any:
         """Around a forward pass: autocast under mixed precision."""
-        if self.options.precision == "bf16-mixed":
-            return torch.autocast(self.strategy.root_device.type, dtype=torch.bfloat16)
-        return _NO_CONTEXT
+        return self.precision_plugin.forward_context()
 
     def _new_logs(self) -> None:
         self.logs = Logs(self.options.log_every_n_steps)

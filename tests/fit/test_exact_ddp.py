@@ -117,6 +117,15 @@ def test_each_rank_draws_its_own(plain: dict[str, Any]) -> None:
             Work(model={"scheduler": "plateau"}), MID_EPOCH, id="a scheduler that watches a value that differs"
         ),
         pytest.param(Work(data={"weighted": True}), MID_EPOCH, id="a random sampler"),
+        pytest.param(
+            Work(data={"augmented": True, "num_workers": 1}, options={"precision": "16-mixed"},
+                 model={"overflows": True}),
+            MID_EPOCH, id="16-mixed, random augmentation in a worker",
+        ),
+        pytest.param(
+            Work(options={"precision": "16-mixed"}, model={"manual": True, "overflows": True}),
+            MID_EPOCH, id="16-mixed, manual optimization",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_trained(server: SharedServer, tmp_path: Path, work: Work, moment: Event) -> None:

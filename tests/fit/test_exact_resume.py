@@ -112,6 +112,14 @@ class Noisy(Tiny):
         return super().training_step((x, y), batch_idx)
 
 
+class NoisyOverflow(Noisy):
+    """Its gradients do not fit into float16 in some steps, so that the scale moves."""
+
+    def loss(self, batch: Any) -> Any:
+        loss = super().loss(batch)
+        return loss * 1e9 if self.training and self.global_step in (2, 7, 11) else loss
+
+
 class Manual(Tiny):
     """Two optimizers in turn, with a scheduler that it steps itself."""
 
@@ -268,6 +276,10 @@ VARIANTS = {
     "clip by norm": Scenario(gradient_clip_val=0.1),
     "clip by value": Scenario(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
     "bf16-mixed": Scenario(Noisy, precision="bf16-mixed"),
+    "16-mixed": Scenario(NoisyOverflow, precision="16-mixed", gradient_clip_val=0.5),
+    "16-mixed, accumulate 3 of 5": Scenario(NoisyOverflow, precision="16-mixed", accumulate_grad_batches=3),
+    "16-mixed, manual, two optimizers": Scenario(Manual, precision="16-mixed"),
+    "16-mixed, own optimizer_step": Scenario(OwnStep, precision="16-mixed"),
     "scheduler by step": Scenario(lambda: Tiny(scheduler="step")),
     "scheduler by epoch": Scenario(lambda: Tiny(scheduler="epoch")),
     "scheduler by plateau": Scenario(lambda: Tiny(scheduler="plateau")),
