@@ -135,6 +135,9 @@ class TrainerOptions:
     deterministic: bool | Literal["warn"] = _option(
         False, "use deterministic algorithms only; warn says where there is none"
     )
+    compile: bool | str = _option(
+        False, "torch.compile the model: true, or a backend's name; its weights keep their names"
+    )
     seed: int = _option(0, "seed of Python, NumPy, torch and the order of the data", check=_at_least(0))
     num_threads: int | None = _option(
         None, "threads per rank, null divides the cores among the ranks", check=_at_least(1)

@@ -7,7 +7,8 @@ The keys are Lightning's, so that its users find their way; ``ckptrun`` holds wh
     rank-0000.ckpt  the rank's random state and what its loader needs to go on
 
 Restoring goes in the order that Lightning documents: on_load_checkpoint, weights, datamodule, callbacks, precision,
-then loops, optimizers, LR schedulers; the data position and the random state come last, from the loop, which knows when.
+then loops, optimizers, LR schedulers; the data position and the random state come last, from the loop, which knows
+when.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
 from ckptrun.fit.random_state import RandomState, capture_random_state
 from ckptrun.records import CheckpointRecord
+from ckptrun.strategies.compiled import for_checkpoint, for_module
 
 if TYPE_CHECKING:
     from ckptrun.fit.trainer import Trainer
@@ -64,7 +66,9 @@ class Boundary:
 
 
 def _buffers(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in trainer.lightning_module.named_buffers()}
+    """Under their names in a checkpoint."""
+    module = trainer.lightning_module
+    return for_checkpoint(module, {name: each.detach().clone() for name, each in module.named_buffers()})
 
 
 def _sample(trainer: Trainer) -> list[Tensor]:
@@ -281,7 +285,7 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
         )
     loop.resume_random = rank_state["random"]
     if trainer.strategy.own_buffers:
-        saved_buffers = rank_state.get("buffers", {})
+        saved_buffers = for_module(trainer.lightning_module, rank_state.get("buffers", {}))
         for name, buffer in trainer.lightning_module.named_buffers():
             if name in saved_buffers:
                 buffer.copy_(saved_buffers[name])

@@ -46,6 +46,7 @@ class TrainerOptions:
     log_every_n_steps: int = 50
     fast_dev_run: int = 0
     deterministic: bool | str = False
+    compile: bool | str | Mapping[str, Any] = False
     seed: int = 0
     num_threads: int | None = None
     enable_progress_bar: bool = True

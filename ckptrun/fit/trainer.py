@@ -43,6 +43,7 @@ from ckptrun.fit.trainer_view import TrainerView
 from ckptrun.records import Fn, Outcome, SaveReason, Stage, Status, StopReason
 from ckptrun.stop import StopRequest, StopTraining, final_status
 from ckptrun.strategies import strategy_from_name
+from ckptrun.strategies.compiled import compile_in_place, is_compiled, unwrapped
 
 ALONE_S = (
     10.0  # how long a rank waits for the others to do what all must do: a hook may take long on one of them
@@ -142,6 +143,7 @@ class Trainer(TrainerView):
         return outcome
 
     def _attach(self, fn: Fn, model: Module, datamodule: DataModule | None, context: RankContext) -> None:
+        model = unwrapped(model)
         if not isinstance(model, Module):
             raise MisconfigurationException(
                 f"Found {type(model).__name__} as model; expected a ckptrun.Module.",
@@ -213,11 +215,21 @@ class Trainer(TrainerView):
             callback.setup(self, module, fn)
         module.setup(fn)
         module.configure_model()
+        self._compile(module)
         if self.context.logs_dir is None or not self.is_global_zero:
             self.loggers = []
         for logger in self.loggers:
             logger.setup(self)
         self._check_stop()
+
+    def _compile(self, module: Module) -> None:
+        if self.options.compile:
+            compile_in_place(module, self.options.compile)
+        if not self.strategy.takes_compiled and is_compiled(module):
+            raise MisconfigurationException(
+                f"The strategy {self.strategy.name} cannot train a compiled model.",
+                hint="Leave trainer.compile and torch.compile out, or use another strategy.",
+            )
 
     def _prepare_data(self, owner: DataModule | Module) -> None:
         """Once a host, and nobody goes on before it is done: what is downloaded is downloaded once."""

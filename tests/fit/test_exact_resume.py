@@ -280,6 +280,7 @@ VARIANTS = {
     "16-mixed, accumulate 3 of 5": Scenario(NoisyOverflow, precision="16-mixed", accumulate_grad_batches=3),
     "16-mixed, manual, two optimizers": Scenario(Manual, precision="16-mixed"),
     "16-mixed, own optimizer_step": Scenario(OwnStep, precision="16-mixed"),
+    "compiled": Scenario(Noisy, data=lambda: loader(18), compile={"backend": "aot_eager", "dynamic": False}),
     "scheduler by step": Scenario(lambda: Tiny(scheduler="step")),
     "scheduler by epoch": Scenario(lambda: Tiny(scheduler="epoch")),
     "scheduler by plateau": Scenario(lambda: Tiny(scheduler="plateau")),
@@ -310,6 +311,8 @@ VARIANTS = {
 }
 
 
+# torch's own, when the compiler is imported.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_training(tmp_path: Path, variant: str) -> None:
     """Stopped in the middle of the second epoch, in the validation after it, and at its end."""
