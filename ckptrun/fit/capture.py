@@ -58,11 +58,15 @@ class Boundary:
         self.logs = trainer.logs.state_dict() if with_callbacks else None
         self._sample = _sample(trainer) if with_callbacks else None
 
-    def has_weights_of(self, trainer: Trainer) -> bool:
-        """Whether the model's weights still are the boundary's, and not others swapped in for a validation."""
+    def has_weights_of(self, trainer: Trainer, *, kept_too: bool = True) -> bool:
+        """Whether the model's weights still are the boundary's, and not others swapped in for a validation.
+
+        Args:
+            kept_too: where a callback swapped them in and keeps the model's own for the checkpoint, those count.
+        """
         if self._sample is None:
             return True
-        return all(map(torch.equal, self._sample, _sample(trainer)))
+        return all(map(torch.equal, self._sample, _sample(trainer, kept_too=kept_too)))
 
 
 def _buffers(trainer: Trainer) -> dict[str, Tensor]:
@@ -71,9 +75,13 @@ def _buffers(trainer: Trainer) -> dict[str, Tensor]:
     return for_checkpoint(module, {name: each.detach().clone() for name, each in module.named_buffers()})
 
 
-def _sample(trainer: Trainer) -> list[Tensor]:
+def _sample(trainer: Trainer, *, kept_too: bool = False) -> list[Tensor]:
     """The first numbers of each parameter: enough to tell, too few to cost anything."""
-    return [parameter.detach().flatten()[:8].clone() for parameter in trainer.lightning_module.parameters()]
+    parameters = list(trainer.lightning_module.parameters())
+    if kept_too:
+        kept = [cb.unswapped_parameters() for cb in trainer.callbacks if hasattr(cb, "unswapped_parameters")]
+        parameters = next((own for own in kept if own is not None), parameters)
+    return [parameter.detach().flatten()[:8].clone().cpu() for parameter in parameters]
 
 
 _KEPT_NUMEL = 1_000_000
@@ -235,6 +243,11 @@ def restore_weights(trainer: Trainer, state: dict[str, Any]) -> None:
     for callback in trainer.callbacks:
         callback.on_load_checkpoint(trainer, module, state)
     module.on_load_checkpoint(state)
+    trained = state.pop("current_model_state", None)
+    if trained is not None and trainer.state.fn == "fit":
+        # Nobody asked for the average, so it is not what is trained.
+        trainer.context.say("The checkpoint's averaged weights are passed over: no WeightAveraging is set.")
+        state["state_dict"] = trained
     if not isinstance(state.get("state_dict"), dict):
         raise IncompatibleError("The checkpoint has no weights (key 'state_dict').")
     trainer.strategy.load_model_state_dict(module, state["state_dict"])

@@ -22,7 +22,7 @@ from rank_work import (
     with_failing_commit,
 )
 
-from ckptrun.callbacks import EarlyStopping, ModelCheckpoint
+from ckptrun.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from ckptrun.records import StopReason
 
 
@@ -100,6 +100,10 @@ def test_each_rank_draws_its_own(plain: dict[str, Any]) -> None:
     assert not (first["random"]["torch"] == second["random"]["torch"]).all()
 
 
+def averages() -> list[Any]:
+    return [EMAWeightAveraging(decay=0.9), ModelCheckpoint()]
+
+
 @pytest.mark.parametrize(
     ("work", "moment"),
     [
@@ -121,6 +125,13 @@ def test_each_rank_draws_its_own(plain: dict[str, Any]) -> None:
             Work(data={"augmented": True, "num_workers": 1}, options={"precision": "16-mixed"},
                  model={"overflows": True}),
             MID_EPOCH, id="16-mixed, random augmentation in a worker",
+        ),
+        pytest.param(
+            Work(callbacks=averages), Event("on_validation_batch_start", 4, "sigterm", 1), id="averaged weights"
+        ),
+        pytest.param(
+            Work(callbacks=averages, strategy={"broadcast_buffers": False}), MID_EPOCH,
+            id="averaged weights, buffers of their own",
         ),
         pytest.param(
             Work(options={"precision": "16-mixed"}, model={"manual": True, "overflows": True}),

@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from ckptrun import Callback
-from ckptrun.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from ckptrun.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, OnExceptionCheckpoint
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.checkpoint.state_file import read_state
 
@@ -300,6 +300,17 @@ VARIANTS = {
     "loader workers": Scenario(data=lambda: loader(num_workers=2)),
     "early stopping": Scenario(
         callbacks=lambda: [EarlyStopping("val_loss", patience=2, min_delta=100.0)], max_epochs=9
+    ),
+    "averaged weights": Scenario(Noisy, callbacks=lambda: [EMAWeightAveraging(decay=0.9)]),
+    "averaged weights, in part": Scenario(
+        Noisy,
+        callbacks=lambda: [
+            EMAWeightAveraging(
+                decay=0.5, use_buffers=False, update_every_n_steps=3, update_starting_at_epoch=1
+            )
+        ],
+        accumulate_grad_batches=2,
+        val_check_interval=2,
     ),
     "callback with state": Scenario(callbacks=lambda: [Counter()]),
     "validation every 2 batches": Scenario(val_check_interval=2),
