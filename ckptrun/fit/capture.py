@@ -284,7 +284,7 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
     _restore_loggers(trainer, own["loggers"])
     data = rank_state["data"]
     if data["kind"] != loop.source.kind:
-        trainer.context.say(
+        trainer.context.not_exact(
             f"The kind of the training data was {data['kind']!r} when the checkpoint was written and is "
             f"{loop.source.kind!r} now; its order may differ."
         )
@@ -292,7 +292,7 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
     loop.batch = loop.source.rebase(data, loop.batch)
     sizes = loop.source.global_batches(data)
     if sizes is not None:
-        trainer.context.say(
+        trainer.context.not_exact(
             f"A step took {sizes[0]} samples of all ranks together when the checkpoint was written, and takes "
             f"{sizes[1]} now: training goes on from the same place in the order of the samples."
         )
@@ -302,8 +302,10 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
         for name, buffer in trainer.lightning_module.named_buffers():
             if name in saved_buffers:
                 buffer.copy_(saved_buffers[name])
+    if loop.source.kind == "iterable" and trainer.context.exact and 0 < loop.batch < loop.epoch_batches:
+        trainer.context.not_exact(loop.to_read_again(data))
     if own["threads"] != torch.get_num_threads():
-        trainer.context.say(
+        trainer.context.not_exact(
             f"The checkpoint was written with {own['threads']} threads per rank and there are "
             f"{torch.get_num_threads()} now: sums may be made in another order, so the last bits can differ. "
             f"trainer.num_threads={own['threads']} keeps them."
@@ -317,7 +319,7 @@ def _restore_precision(trainer: Trainer, state: dict[str, Any]) -> None:
     if precision.key in state:
         precision.load_state_dict(state[precision.key])
     else:
-        trainer.context.say(
+        trainer.context.not_exact(
             f"The checkpoint was not written under precision {precision.name}: its scaler starts anew."
         )
 

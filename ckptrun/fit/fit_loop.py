@@ -24,6 +24,7 @@ from ckptrun.errors import MisconfigurationException
 from ckptrun.fit.agreement import Wish
 from ckptrun.fit.data import TrainSource, limited
 from ckptrun.fit.evaluation import Evaluation, EvaluationStopped
+from ckptrun.fit.logs import batch_size_of
 from ckptrun.fit.random_state import RandomState, restore_random_state
 from ckptrun.fit.update import AutomaticUpdate, step_function
 from ckptrun.records import SaveReason, Stage
@@ -210,10 +211,7 @@ class FitLoop:
         data, random, iterator = self.resume_data, self.resume_random, None
         if data is not None:
             if self.source.kind == "iterable" and goes_on:
-                self.trainer.context.say(
-                    f"The training data has no state of its own: {self.batch} batches are read again to reach "
-                    "the position."
-                )
+                self.trainer.context.say(self.to_read_again(data))
             iterator = self.source.resume(
                 data, epoch=self.epoch, batch=self.batch, goes_on=goes_on, read_again=self._reading_again()
             )
@@ -223,6 +221,21 @@ class FitLoop:
             restore_random_state(random)
             self.trainer.checkpoints.moved_on()
         return iterator
+
+    def to_read_again(self, data: dict[str, Any]) -> str:
+        """How much of an iterable without a state is read to get to the position, and why."""
+        size = data.get("samples_a_batch")
+        samples = "" if size is None else f"{self.batch * size} samples "
+        count = f"{samples}({self.batch} batches)" if samples else f"{self.batch} batches"
+        if self.source.state_is_in_workers:
+            return (
+                f"The dataset keeps its position, but in its loader workers, where it cannot be had: {count} are read "
+                "again. num_workers=0, or a loader with state_dict such as torchdata's StatefulDataLoader, spares that."
+            )
+        return (
+            f"The training data has no state of its own: {count} are read again to reach the position. state_dict and "
+            "load_state_dict on the dataset spare that."
+        )
 
     def _reading_again(self) -> Callable[[int], None]:
         """What to do before each batch that is only read to get past it: see to stop requests, say how far it is."""
@@ -575,7 +588,9 @@ class FitLoop:
     def data_state(self) -> dict[str, Any]:
         """What the data needs to begin again at the position."""
         return self.source.state_dict(
-            epoch=self.epoch + 1 if self.point == "end" else self.epoch, whole=self._whole
+            epoch=self.epoch + 1 if self.point == "end" else self.epoch,
+            whole=self._whole,
+            samples_a_batch=None if self.batch == 0 else batch_size_of(self.trainer.logs.batch),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -228,6 +228,26 @@ class Stream(IterableDataset[Any]):
         yield from samples()
 
 
+class Positioned(IterableDataset[Any]):
+    """Keeps its position, as torchdata asks for it; goes through its data in another order each time."""
+
+    def __init__(self, count: int = 20) -> None:
+        self.data, self.passes, self.position = samples(count), 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.passes))
+        while self.position < len(self.data):
+            self.position += 1
+            yield self.data[int(order[self.position - 1])]
+        self.position, self.passes = 0, self.passes + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": self.passes, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passes, self.position = state["passes"], state["position"]
+
+
 def weighted(**options: Any) -> DataLoader[Any]:
     sampler = WeightedRandomSampler(torch.arange(1.0, 21.0), 18, **options)
     return DataLoader(samples(), batch_size=4, sampler=sampler)
@@ -297,6 +317,16 @@ VARIANTS = {
     "iterable dataset": Scenario(data=lambda: DataLoader(Stream(), batch_size=4)),
     "loader with state": Scenario(data=Stateful),
     "loader with state, limited": Scenario(data=Stateful, limit_train_batches=3),
+    "iterable dataset with state": Scenario(data=lambda: DataLoader(Positioned(), batch_size=4)),
+    "iterable dataset with state, short last batch": Scenario(
+        data=lambda: DataLoader(Positioned(18), batch_size=4), val_check_interval=2
+    ),
+    "iterable dataset with state, limited": Scenario(
+        data=lambda: DataLoader(Positioned(), batch_size=4), limit_train_batches=3
+    ),
+    "iterable dataset in workers": Scenario(
+        data=lambda: DataLoader(Positioned(16), batch_size=4, num_workers=2)
+    ),
     "loader workers": Scenario(data=lambda: loader(num_workers=2)),
     "early stopping": Scenario(
         callbacks=lambda: [EarlyStopping("val_loss", patience=2, min_delta=100.0)], max_epochs=9
