@@ -289,6 +289,7 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
             f"{loop.source.kind!r} now; its order may differ."
         )
     loop.resume_data = data
+    loop.samples_a_batch = data.get("samples_a_batch")
     loop.batch = loop.source.rebase(data, loop.batch)
     sizes = loop.source.global_batches(data)
     if sizes is not None:

@@ -68,6 +68,7 @@ class FitLoop:
         # What a resume needs to begin in the middle.
         self.resume_random: RandomState | None = None
         self.resume_data: dict[str, Any] | None = None
+        self.samples_a_batch: int | None = None  # of the last batch, to tell how much is read again
         # State of this process.
         self.ready = False  # set up and restored to the last bit: from here on there is something to save
         self.started_at = time.monotonic()
@@ -590,8 +591,15 @@ class FitLoop:
         return self.source.state_dict(
             epoch=self.epoch + 1 if self.point == "end" else self.epoch,
             whole=self._whole,
-            samples_a_batch=None if self.batch == 0 else batch_size_of(self.trainer.logs.batch),
+            samples_a_batch=self._last_batch_samples() if self.source.kind == "iterable" else None,
         )
+
+    def _last_batch_samples(self) -> int | None:
+        """How many samples the last training batch that is known of had."""
+        batch = self.trainer.logs.batch
+        if batch is not None and self.trainer.training:
+            self.samples_a_batch = batch_size_of(batch)
+        return self.samples_a_batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position as what has been done."""

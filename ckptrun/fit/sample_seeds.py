@@ -5,11 +5,11 @@ seeds torch's, NumPy's and Python's global generators before each sample and bef
 does not depend on how many loader workers or ranks there are, nor on where a run was stopped. In the training process
 (no workers) its own random state is put aside for the time of a batch.
 
-Decision: seeding anew costs 7 µs a sample, putting the state aside 16 µs a batch. NumPy's bit generator is exchanged,
-because copying its state takes 24 µs each way; what NumPy keeps outside of it is one normal number held back for the
-next call, which is taken out by asking for one and, where there was none, putting the 2,500 bytes of the Mersenne
-Twister back. Turned down: ``torch.manual_seed``, which seeds the devices too (110 µs); saving and restoring around
-each sample (97 µs).
+Decision: seeding anew costs 6 to 8 µs a sample, putting the state aside 16 µs a batch. NumPy's bit generator is
+exchanged, because copying its state takes 24 µs each way; what NumPy keeps outside of it is one normal number held
+back for the next call, which is taken out by asking for one and, where there was none, putting the 2,500 bytes of the
+Mersenne Twister back. Turned down: ``torch.manual_seed``, which seeds the devices too (110 µs); saving and restoring
+around each sample (97 µs).
 """
 
 from __future__ import annotations

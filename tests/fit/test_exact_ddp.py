@@ -127,6 +127,10 @@ def averages() -> list[Any]:
             MID_EPOCH, id="16-mixed, random augmentation in a worker",
         ),
         pytest.param(
+            Work(options={"compile": {"backend": "aot_eager"}, "accumulate_grad_batches": 2}), MID_EPOCH,
+            id="compiled, accumulated",
+        ),
+        pytest.param(
             Work(callbacks=averages), Event("on_validation_batch_start", 4, "sigterm", 1), id="averaged weights"
         ),
         pytest.param(

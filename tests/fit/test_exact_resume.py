@@ -26,7 +26,14 @@ from fit_helpers import (
     send,
 )
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from ckptrun import Callback
 from ckptrun.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, OnExceptionCheckpoint
@@ -72,6 +79,25 @@ def test_stopped_anywhere(tmp_path: Path, plain: Picture, moment: str) -> None:
 def test_stopped_three_times(tmp_path: Path, plain: Picture) -> None:
     moments = [("on_train_batch_end", 2), ("on_validation_batch_start", 1), ("on_train_batch_end", 4)]
     plain.assert_equal(stop_and_resume(Scenario(), tmp_path, "demo", *moments))
+
+
+def test_stopped_five_times(tmp_path: Path) -> None:
+    """With everything that draws random numbers, in loader workers too."""
+    scenario = Scenario(
+        Noisy, data=lambda: augmented(num_workers=2), callbacks=lambda: [EMAWeightAveraging(decay=0.9)]
+    )
+    undisturbed = scenario.picture(tmp_path, "undisturbed")
+    moments = [
+        ("on_train_batch_end", 1),
+        ("on_train_batch_end", 3),
+        ("on_validation_batch_end", 1),
+        ("on_train_epoch_end", 1),
+        ("on_train_batch_start", 4),
+    ]
+    undisturbed.assert_equal(stop_and_resume(scenario, tmp_path, "demo", *moments))
+    # Nor does it matter who loaded the data.
+    alone = Scenario(Noisy, data=augmented, callbacks=scenario.callbacks)
+    undisturbed.assert_equal(stop_and_resume(alone, tmp_path, "alone", *moments[:2]))
 
 
 def test_stopped_again_before_the_first_step(tmp_path: Path, plain: Picture) -> None:
@@ -213,14 +239,24 @@ class Stateful:
 
 
 class Augmented(Dataset[Any]):
-    """Draws from torch's random state for each sample."""
+    """Draws from all global random states for each sample."""
 
     def __len__(self) -> int:
         return 20
 
     def __getitem__(self, index: int) -> Any:
         x, y = samples()[index]
-        return x + torch.rand(4), y
+        return x + torch.rand(4) + random.gauss(0.0, 1.0) + float(np.random.randn()), y
+
+
+def noisy_collate(items: Any) -> Any:
+    """Draws for each batch."""
+    x, y = default_collate(items)
+    return x + torch.randn(4) + float(np.random.randn()), y
+
+
+def augmented(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Augmented(), batch_size=4, shuffle=True, collate_fn=noisy_collate, **options)
 
 
 class Stream(IterableDataset[Any]):
@@ -290,7 +326,11 @@ VARIANTS = {
     "short last batch": Scenario(data=lambda: loader(18)),
     "drop_last": Scenario(data=lambda: loader(22, drop_last=True)),
     "dropout, batch norm, all random states": Scenario(Noisy),
-    "random augmentation": Scenario(data=lambda: DataLoader(Augmented(), batch_size=4, shuffle=True)),
+    "random augmentation": Scenario(Noisy, data=augmented),
+    "random augmentation in workers": Scenario(Noisy, data=lambda: augmented(num_workers=2)),
+    "random augmentation of an evaluation": Scenario(
+        val=lambda: DataLoader(Augmented(), batch_size=8, collate_fn=noisy_collate, num_workers=1)
+    ),
     "accumulate 3 of 5": Scenario(accumulate_grad_batches=3),
     "accumulate 3 of 5, unsized": Scenario(data=Unsized, accumulate_grad_batches=3),
     "clip by norm": Scenario(gradient_clip_val=0.1),
