@@ -13,21 +13,26 @@ if TYPE_CHECKING:
     from ckptrun.fit.callbacks.learning_rate_monitor import LearningRateMonitor
     from ckptrun.fit.callbacks.model_checkpoint import ModelCheckpoint
     from ckptrun.fit.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
+    from ckptrun.fit.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 
 __all__ = [
     "Callback",
+    "EMAWeightAveraging",
     "EarlyStopping",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "OnExceptionCheckpoint",
+    "WeightAveraging",
 ]
 
 _HOMES = {
     "Callback": "ckptrun.fit.callback",
+    "EMAWeightAveraging": "ckptrun.fit.callbacks.weight_averaging",
     "EarlyStopping": "ckptrun.fit.callbacks.early_stopping",
     "LearningRateMonitor": "ckptrun.fit.callbacks.learning_rate_monitor",
     "ModelCheckpoint": "ckptrun.fit.callbacks.model_checkpoint",
     "OnExceptionCheckpoint": "ckptrun.fit.callbacks.on_exception_checkpoint",
+    "WeightAveraging": "ckptrun.fit.callbacks.weight_averaging",
 }
 
 

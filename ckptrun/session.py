@@ -91,6 +91,7 @@ class SessionSpec:
     allow_fallback: bool = False
     trust: bool = False
     override: bool = False
+    exact: bool = False
     pin: dict[str, Any] | None = None  # a path that a script manages itself; takes the place of the run's pin
     fast_dev_run: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -432,6 +433,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         async_save=spec.async_save,
         trust=spec.trust,
         override=spec.override,
+        exact=spec.exact,
         versions=found_versions,
         resume_past_early_stop=spec.early_stopping_changed(folder),
         saved=saved,

@@ -55,6 +55,7 @@ class Trainer(RankTrainer):
         async_save: whether training goes on while a checkpoint is written.
         grace_s: seconds from SIGTERM until the end is forced.
         override: go on although the optimizers are configured otherwise than when the checkpoint was written.
+        exact: refuse to resume where the result would not be that of an undisturbed run.
         options: Lightning's trainer options, such as ``max_epochs`` and ``precision``.
 
     Raises:
@@ -76,6 +77,7 @@ class Trainer(RankTrainer):
         async_save: bool = True,
         grace_s: float = 30.0,
         override: bool = False,
+        exact: bool = False,
         **options: Any,
     ) -> None:
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
@@ -105,6 +107,7 @@ class Trainer(RankTrainer):
         self._async_save = async_save
         self._grace_s = grace_s
         self._override = override
+        self._exact = exact
         self._ckpt_path: str | None = None
         self._user_managed = False
         self.resolution: Resolution | None = None
@@ -252,6 +255,7 @@ class Trainer(RankTrainer):
                     limits=Limits(self.options.max_steps, self.options.max_epochs, self.options.max_time_s),
                     grace_s=self._grace_s,
                     override=self._override,
+                    exact=self._exact,
                     save_on_stop=self._save_on_stop,
                     on_save_error=self._on_save_error,
                     async_save=self._async_save,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import subprocess
 import time
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, default_collate
 
 from ckptrun import Callback, DataModule, Module, StopTraining
 from ckptrun.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
@@ -146,6 +148,23 @@ def samples(count: int = NUM_SAMPLES) -> TensorDataset:
     return TensorDataset(x, x @ torch.randn(4, 2, generator=generator), torch.arange(count))
 
 
+class Augmented(Dataset[Any]):
+    """Draws from all global random states for each sample."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        x, y, which = samples()[index]
+        return x + torch.rand(4) + random.random() + float(np.random.rand()), y, which
+
+
+def noisy_collate(items: Any) -> Any:
+    """Draws for each batch."""
+    x, y, which = default_collate(items)
+    return x + 0.1 * torch.randn(4), y, which
+
+
 class Data(DataModule):
     """Shuffled training data, and evaluation data that does not divide evenly."""
 
@@ -156,17 +175,22 @@ class Data(DataModule):
         num_workers: int = 0,
         evaluated: int = 21,
         trained: int = NUM_SAMPLES,
+        augmented: bool = False,
     ) -> None:
         super().__init__()
+        self.augmented = augmented
         self.weighted, self.num_workers, self.evaluated = weighted, num_workers, evaluated
         self.trained = trained
 
     def train_dataloader(self) -> Any:
-        data = samples(self.trained)
+        data: Any = Augmented() if self.augmented else samples(self.trained)
         if self.weighted:
             sampler = WeightedRandomSampler(torch.arange(1.0, len(data) + 1).tolist(), len(data))
             return DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=self.num_workers)
-        return DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=self.num_workers)
+        collate = noisy_collate if self.augmented else None
+        return DataLoader(
+            data, batch_size=BATCH, shuffle=True, num_workers=self.num_workers, collate_fn=collate
+        )
 
     def val_dataloader(self) -> Any:
         return DataLoader(samples(self.evaluated), batch_size=BATCH)
@@ -178,9 +202,15 @@ class Model(Module):
     """What makes several ranks hard: dropout, BatchNorm, random augmentation, values that differ between ranks."""
 
     def __init__(
-        self, *, manual: bool = False, scheduler: str = "epoch", skips_on: tuple[int, ...] = ()
+        self,
+        *,
+        manual: bool = False,
+        scheduler: str = "epoch",
+        skips_on: tuple[int, ...] = (),
+        overflows: bool = False,
     ) -> None:
         super().__init__()
+        self.overflows = overflows
         self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 2))
         self.automatic_optimization = not manual
         self.scheduler = scheduler
@@ -189,7 +219,8 @@ class Model(Module):
 
     def loss(self, batch: Any) -> torch.Tensor:
         x, y, _ = batch
-        return nn.functional.mse_loss(self.net(x), y)
+        loss = nn.functional.mse_loss(self.net(x), y)
+        return loss * 1e9 if self.overflows and self.training and self.global_step in (2, 8, 13) else loss
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y, which = batch

@@ -110,9 +110,12 @@ def _code_changes(folder: RunFolder, checkpoint: CheckpointRecord) -> list[str]:
         if now.get(name) != version
     ]
     identity = read_identity(folder)
-    commit_then = identity.git.get("commit") if identity is not None and identity.git else None
+    git_then = identity.git if identity is not None and identity.git else {}
+    commit_then = git_then.get("commit")
     if commit_then is not None:
         state = git_state(os.getcwd())
+        if state is not None and state.commit == commit_then and not state.clean and git_then.get("clean"):
+            moved.append("the code has changes that are not committed; the run began without")
         if state is not None and state.commit != commit_then:
             moved.append(f"the code is at commit {state.commit[:10]}; the run began at {commit_then[:10]}")
     return moved

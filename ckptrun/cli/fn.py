@@ -84,6 +84,7 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         init_from=options.init_from,
         allow_fallback=options.allow_fallback,
         override=options.override,
+        exact=options.exact,
         fast_dev_run=bool(config.trainer.fast_dev_run),
         limits=_limits(settled),
         early_stopping_changed=early_stopping_changed(config),

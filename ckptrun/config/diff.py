@@ -36,6 +36,7 @@ _TRAINER_CHANGES = frozenset(
         "gradient_clip_algorithm",
         "accumulate_grad_batches",
         "deterministic",
+        "compile",
         "limit_train_batches",
     }
 )

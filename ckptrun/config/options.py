@@ -107,7 +107,7 @@ class TrainerOptions:
     )
     precision: Literal["32", "bf16-mixed", "16-mixed"] = _option(
         "32",
-        "32, or bf16-mixed",
+        "32, bf16-mixed, or 16-mixed with a scaler of gradients",
         aliases={"32-true": "32", "bf16": "bf16-mixed", "16": "16-mixed"},
     )
     val_check_interval: int | float = _option(
@@ -134,6 +134,9 @@ class TrainerOptions:
     )
     deterministic: bool | Literal["warn"] = _option(
         False, "use deterministic algorithms only; warn says where there is none"
+    )
+    compile: bool | str = _option(
+        False, "torch.compile the model: true, or a backend's name; its weights keep their names"
     )
     seed: int = _option(0, "seed of Python, NumPy, torch and the order of the data", check=_at_least(0))
     num_threads: int | None = _option(

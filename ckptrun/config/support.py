@@ -21,7 +21,6 @@ _NOT_YET = {
 _AVAILABLE = {
     "strategy.name": ("single", "ddp"),
     "launch.launcher": ("auto", "inline", "torchrun"),
-    "trainer.precision": ("32", "bf16-mixed"),
 }
 
 

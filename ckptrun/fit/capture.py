@@ -3,11 +3,12 @@
 The keys are Lightning's, so that its users find their way; ``ckptrun`` holds what Lightning has no key for.
 
     state.ckpt      state_dict, optimizer_states, lr_schedulers, loops, callbacks, epoch, global_step,
-                    hyper_parameters, <DataModule's name>, ckptrun {logs, loggers, seed, threads}
+                    hyper_parameters, MixedPrecision, <DataModule's name>, ckptrun {logs, loggers, seed, threads}
     rank-0000.ckpt  the rank's random state and what its loader needs to go on
 
-Restoring goes in the order that Lightning documents: on_load_checkpoint, weights, datamodule, callbacks, then loops,
-optimizers, LR schedulers; the data position and the random state come last, from the loop, which knows when.
+Restoring goes in the order that Lightning documents: on_load_checkpoint, weights, datamodule, callbacks, precision,
+then loops, optimizers, LR schedulers; the data position and the random state come last, from the loop, which knows
+when.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
 from ckptrun.fit.random_state import RandomState, capture_random_state
 from ckptrun.records import CheckpointRecord
+from ckptrun.strategies.compiled import for_checkpoint, for_module
 
 if TYPE_CHECKING:
     from ckptrun.fit.trainer import Trainer
@@ -56,20 +58,30 @@ class Boundary:
         self.logs = trainer.logs.state_dict() if with_callbacks else None
         self._sample = _sample(trainer) if with_callbacks else None
 
-    def has_weights_of(self, trainer: Trainer) -> bool:
-        """Whether the model's weights still are the boundary's, and not others swapped in for a validation."""
+    def has_weights_of(self, trainer: Trainer, *, kept_too: bool = True) -> bool:
+        """Whether the model's weights still are the boundary's, and not others swapped in for a validation.
+
+        Args:
+            kept_too: where a callback swapped them in and keeps the model's own for the checkpoint, those count.
+        """
         if self._sample is None:
             return True
-        return all(map(torch.equal, self._sample, _sample(trainer)))
+        return all(map(torch.equal, self._sample, _sample(trainer, kept_too=kept_too)))
 
 
 def _buffers(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in trainer.lightning_module.named_buffers()}
+    """Under their names in a checkpoint."""
+    module = trainer.lightning_module
+    return for_checkpoint(module, {name: each.detach().clone() for name, each in module.named_buffers()})
 
 
-def _sample(trainer: Trainer) -> list[Tensor]:
+def _sample(trainer: Trainer, *, kept_too: bool = False) -> list[Tensor]:
     """The first numbers of each parameter: enough to tell, too few to cost anything."""
-    return [parameter.detach().flatten()[:8].clone() for parameter in trainer.lightning_module.parameters()]
+    parameters = list(trainer.lightning_module.parameters())
+    if kept_too:
+        kept = [cb.unswapped_parameters() for cb in trainer.callbacks if hasattr(cb, "unswapped_parameters")]
+        parameters = next((own for own in kept if own is not None), parameters)
+    return [parameter.detach().flatten()[:8].clone().cpu() for parameter in parameters]
 
 
 _KEPT_NUMEL = 1_000_000
@@ -132,6 +144,8 @@ def capture(trainer: Trainer, *, weights_only: bool, boundary: Boundary | None =
         )
         state["optimizer_states"] = [trainer.strategy.optimizer_state_dict(o) for o in trainer.optimizers]
         state["lr_schedulers"] = [scheduler_state(config) for config in trainer.lr_scheduler_configs]
+        if trainer.precision_plugin.key is not None:
+            state[trainer.precision_plugin.key] = trainer.precision_plugin.state_dict()
         if trainer.datamodule is not None:
             state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
         state["ckptrun"] = {
@@ -229,6 +243,11 @@ def restore_weights(trainer: Trainer, state: dict[str, Any]) -> None:
     for callback in trainer.callbacks:
         callback.on_load_checkpoint(trainer, module, state)
     module.on_load_checkpoint(state)
+    trained = state.pop("current_model_state", None)
+    if trained is not None and trainer.state.fn == "fit":
+        # Nobody asked for the average, so it is not what is trained.
+        trainer.context.say("The checkpoint's averaged weights are passed over: no WeightAveraging is set.")
+        state["state_dict"] = trained
     if not isinstance(state.get("state_dict"), dict):
         raise IncompatibleError("The checkpoint has no weights (key 'state_dict').")
     trainer.strategy.load_model_state_dict(module, state["state_dict"])
@@ -253,6 +272,7 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
         )
     own = state["ckptrun"]
     _restore_callbacks(trainer, state["callbacks"])
+    _restore_precision(trainer, state)
     loop.load_state_dict(state["loops"]["fit_loop"])
     _restore_optimizers(trainer, state["optimizer_states"])
     _restore_schedulers(trainer, state["lr_schedulers"])
@@ -264,29 +284,44 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
     _restore_loggers(trainer, own["loggers"])
     data = rank_state["data"]
     if data["kind"] != loop.source.kind:
-        trainer.context.say(
+        trainer.context.not_exact(
             f"The kind of the training data was {data['kind']!r} when the checkpoint was written and is "
             f"{loop.source.kind!r} now; its order may differ."
         )
     loop.resume_data = data
+    loop.samples_a_batch = data.get("samples_a_batch")
     loop.batch = loop.source.rebase(data, loop.batch)
     sizes = loop.source.global_batches(data)
     if sizes is not None:
-        trainer.context.say(
+        trainer.context.not_exact(
             f"A step took {sizes[0]} samples of all ranks together when the checkpoint was written, and takes "
             f"{sizes[1]} now: training goes on from the same place in the order of the samples."
         )
     loop.resume_random = rank_state["random"]
     if trainer.strategy.own_buffers:
-        saved_buffers = rank_state.get("buffers", {})
+        saved_buffers = for_module(trainer.lightning_module, rank_state.get("buffers", {}))
         for name, buffer in trainer.lightning_module.named_buffers():
             if name in saved_buffers:
                 buffer.copy_(saved_buffers[name])
+    if loop.source.kind == "iterable" and trainer.context.exact and 0 < loop.batch < loop.epoch_batches:
+        trainer.context.not_exact(loop.to_read_again(data))
     if own["threads"] != torch.get_num_threads():
-        trainer.context.say(
+        trainer.context.not_exact(
             f"The checkpoint was written with {own['threads']} threads per rank and there are "
             f"{torch.get_num_threads()} now: sums may be made in another order, so the last bits can differ. "
             f"trainer.num_threads={own['threads']} keeps them."
+        )
+
+
+def _restore_precision(trainer: Trainer, state: dict[str, Any]) -> None:
+    precision = trainer.precision_plugin
+    if precision.key is None:
+        return
+    if precision.key in state:
+        precision.load_state_dict(state[precision.key])
+    else:
+        trainer.context.not_exact(
+            f"The checkpoint was not written under precision {precision.name}: its scaler starts anew."
         )
 
 

@@ -224,7 +224,8 @@ class CheckpointService:
 
     def weights_were_swapped(self) -> bool:
         """Whether the model holds other weights than those of the boundary that is kept."""
-        return self._boundary is not None and not self._boundary.has_weights_of(self.trainer)
+        boundary = self._boundary
+        return boundary is not None and not boundary.has_weights_of(self.trainer, kept_too=False)
 
     def _keep_step(self) -> None:
         self._boundary = Boundary(self.trainer, with_callbacks=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ckptrun.errors import IncompatibleError
 from ckptrun.records import FreshStart, Progress, Resolution, SavedCheckpoint
 from ckptrun.run.folder import RunFolder
 from ckptrun.stop import StopRequest
@@ -54,6 +55,8 @@ class RankContext:
     trust: bool = False
     override: bool = False
     """Go on although something that changes the result is set otherwise now."""
+    exact: bool = False
+    """Refuse to resume where the result would not be that of an undisturbed run."""
     strategy: str = "single"
     rank: int = 0
     local_rank: int = 0
@@ -72,6 +75,21 @@ class RankContext:
     """Whether the run is still ours; asked before each commit."""
     # What the rank offers to the supervisor's thread.
     metrics: Callable[[], dict[str, float]] = dict
+
+    def not_exact(self, text: str, *, tell: bool = True) -> None:
+        """Something makes the result another one than that of an undisturbed run, if only in its last bits: say so.
+
+        Args:
+            tell: whether this rank is the one that says it.
+
+        Raises:
+            IncompatibleError: ``exact`` is asked for.
+        """
+        if self.exact:
+            raise IncompatibleError(f"--exact: {text}", hint="Restore what differs, or leave --exact out.")
+        if tell:
+            self.say(text)
+
     restore_s: float = 0.0
     logs_dir: str | None = None
     """Where loggers write; None for nowhere."""

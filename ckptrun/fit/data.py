@@ -2,10 +2,10 @@
 
 Decision: the order of samples is a function of (seed, epoch), so a position is two numbers and skipping costs no
 data loading. A DataLoader with one of torch's own samplers is rebuilt around :class:`EpochBatchSampler`; a sampler
-of the user's is replayed on its indices; a loader with ``state_dict`` (torchdata's protocol) restores itself; a
-sequence is sliced; any other iterable is read again up to the position, and that is said. Generators that hang on
-the loader or its samplers, and the random state at the start of the epoch, are part of the position where the order
-is drawn from them.
+of the user's is replayed on its indices; a loader or an iterable dataset with ``state_dict`` (torchdata's protocol)
+restores itself; a sequence is sliced; any other iterable is read again up to the position, and that is said.
+Generators that hang on the loader or its samplers, and the random state at the start of the epoch, are part of the
+position where the order is drawn from them.
 Turned down: saving the sampler's permutation (it grows with the data) or a generator's state (it says nothing about
 how many samples were used).
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,19 +28,22 @@ from torch.utils.data import (
 )
 
 from ckptrun.errors import IncompatibleError, MisconfigurationException
+from ckptrun.fit.dataset_state import WatchedDataset, has_state, state_can_be_had, state_is_in_workers
 from ckptrun.fit.loader_workers import shield_workers, start_iterator
 from ckptrun.fit.random_state import (
     RandomState,
     capture_random_state,
     restore_random_state,
 )
-from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSampler
+from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSampler, epoch_seed
+from ckptrun.fit.sample_seeds import Placing, SeededDataset, as_it_is
+from ckptrun.fit.user_generators import user_generators
 
 
-def _clone(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options of a loader but for its order."""
     options: dict[str, Any] = {
         "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
         "worker_init_fn": loader.worker_init_fn,
@@ -50,7 +54,42 @@ def _clone(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
     }
     if hasattr(loader, "in_order"):
         options["in_order"] = loader.in_order
-    return DataLoader(loader.dataset, **options, **sampling)
+    return options
+
+
+def _with_dataset(loader: DataLoader[Any], dataset: IterableDataset[Any]) -> DataLoader[Any]:
+    options = {"batch_size": loader.batch_size, "drop_last": loader.drop_last, **_options(loader)}
+    return DataLoader(dataset, collate_fn=loader.collate_fn, **options)
+
+
+_ANY_WIDTH = 2**20  # more samples than a batch of unknown size will have
+
+
+def _clone(
+    loader: DataLoader[Any], sampler: EpochBatchSampler | SkippingSampler | EveryNth, seed: Callable[[], int]
+) -> DataLoader[Any]:
+    """``loader`` with another order of batches, and a seed for each sample.
+
+    Args:
+        seed: gives the seed of the epoch that begins.
+    """
+    batched = loader.batch_sampler is not None
+    options = {"collate_fn": as_it_is, **_options(loader)}
+    seeded = SeededDataset(loader.dataset, loader.collate_fn, batched=batched)
+    placing = Placing(sampler, seed)
+    options |= {"batch_sampler": placing} if batched else {"sampler": placing, "batch_size": None}
+    with warnings.catch_warnings():
+        # About many workers: said already when the user made the loader.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        return DataLoader(seeded, **options)
+
+
+def _width(loader: DataLoader[Any]) -> int:
+    """Samples in an item of the loader's sampler."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return 1
+    return int(batches.batch_size) if type(batches) is torch.utils.data.BatchSampler else _ANY_WIDTH
 
 
 def _is_ordinary(loader: DataLoader[Any]) -> bool:
@@ -64,18 +103,21 @@ def _is_ordinary(loader: DataLoader[Any]) -> bool:
     return known and type(batches) is torch.utils.data.BatchSampler and batches.sampler is sampler
 
 
-def share_evaluation(loader: Any, rank: int, world_size: int) -> Any:
+def evaluation_loader(loader: Any, *, seed: int, rank: int, world_size: int) -> Any:
     """This rank's part of an evaluation's loader: ranks take its batches in turn, in the order of the data.
 
-    A loader with an order of its own stays as it is: what each rank gets of it is the user's affair.
+    A loader with an order of its own keeps it: what each rank gets of it is the user's affair. Each sample of a
+    map-style dataset has its seed, the same in every evaluation.
     """
-    if world_size == 1 or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return loader
-    if not _is_ordinary(loader):
-        return loader
-    order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
-    batches = torch.utils.data.BatchSampler(order, int(loader.batch_size or 1), loader.drop_last)
-    return _clone(loader, batch_sampler=EveryNth(batches, rank, world_size))
+    batches: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if world_size > 1 and _is_ordinary(loader):
+        order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+        batches = torch.utils.data.BatchSampler(order, int(loader.batch_size or 1), loader.drop_last)
+    else:
+        rank, world_size = 0, 1
+    return _clone(loader, EveryNth(batches, rank, world_size, width=_width(loader)), lambda: seed)
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
@@ -136,6 +178,8 @@ class TrainSource:
         self._epoch_generators: list[torch.Tensor] = []
         self._exhausted = False
         self._resume_sample: int | None = None  # where in the order to go on
+        # What has the state of a "stateful" source: the loader, or its dataset.
+        self._stateful = self.loader.dataset if self.loader is not self._user_loader else self.loader
         shield_workers(self.loader)
         try:
             self.num_batches: float = len(self.loader)
@@ -143,12 +187,16 @@ class TrainSource:
             self.num_batches = math.inf
 
     def _recognise(self, loader: Any, seed: int, rank: int, world_size: int) -> str:
-        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        if has_state(loader):
+            return "stateful"
+        if state_can_be_had(loader):
+            self.loader = _with_dataset(loader, WatchedDataset(loader.dataset))
             return "stateful"
         if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset):
-            sampler = loader.sampler
+            sampler, part = loader.sampler, (0, 1)
             if isinstance(sampler, DistributedSampler):
-                rank, world_size = 0, 1  # it gives each rank its own part already
+                # It gives each rank its own part already.
+                part, rank, world_size = (rank, world_size), 0, 1
             if _is_ordinary(loader):
                 self.sampler = EpochBatchSampler(
                     len(loader.dataset),  # type: ignore[arg-type]
@@ -159,16 +207,29 @@ class TrainSource:
                     rank=rank,
                     world_size=world_size,
                 )
-                self.loader = _clone(loader, batch_sampler=self.sampler)
+                self.loader = _clone(loader, self.sampler, self._seed_of_epoch)
                 return "indexed"
-            if loader.batch_sampler is not None:
-                self.sampler = SkippingSampler(loader.batch_sampler, seed, rank, world_size)
-                self.loader = _clone(loader, batch_sampler=self.sampler)
-            else:
-                self.sampler = SkippingSampler(sampler, seed, rank, world_size)
-                self.loader = _clone(loader, sampler=self.sampler, batch_size=None)
+            base: Any = sampler if loader.batch_sampler is None else loader.batch_sampler
+            self.sampler = SkippingSampler(base, seed, rank, world_size, width=_width(loader), part=part)
+            self.loader = _clone(loader, self.sampler, self._seed_of_epoch)
             return "sampled"
         return "sequence" if isinstance(loader, Sequence) else "iterable"
+
+    @property
+    def state_is_in_workers(self) -> bool:
+        """Whether the dataset keeps a position that only loader workers know."""
+        return state_is_in_workers(self._user_loader)
+
+    def out_of_reach(self) -> list[str]:
+        """Generators of the user's whose state is neither kept nor replaced, where they can be found."""
+        loader = self._user_loader
+        dataset = getattr(loader, "dataset", loader if self.kind == "iterable" else None)
+        known = {id(generator) for generator in self._generators}
+        return user_generators(dataset, getattr(loader, "collate_fn", None), known=known)
+
+    def _seed_of_epoch(self) -> int:
+        assert self.sampler is not None
+        return epoch_seed(self.sampler.seed, self.sampler.epoch)
 
     def iterate(self, epoch: int) -> Iterator[Any]:
         """The batches of ``epoch`` from its beginning."""
@@ -203,14 +264,18 @@ class TrainSource:
         generators = state.get("generators") or {"epoch": [], "now": []}
         self._set_generators(generators["epoch" if goes_on else "now"])
         if self.kind == state["kind"] == "stateful":
-            self.loader.load_state_dict(state["loader"])
+            self._stateful.load_state_dict(state["loader"])
             self._exhausted = state["exhausted"]
-            if not goes_on and not state["exhausted"]:
+            if not goes_on and not self._at_end():
                 # As the training that was stopped did it: the pass is ended, or left, before the next one begins.
                 self.finish(self._watched(start_iterator(self.loader)), whole=state["whole"])
         if not goes_on:
             return None
         self._epoch = epoch
+        if self.kind == state["kind"] == "stateful" and self._at_end():
+            return iter(
+                ()
+            )  # all was used; only the loop, which does not know its length, has not seen it yet
         if self._draws and state.get("epoch_random") is not None:
             self._epoch_random, self._epoch_generators = state["epoch_random"], generators["epoch"]
             restore_random_state(state["epoch_random"])
@@ -265,6 +330,10 @@ class TrainSource:
         iterator = start_iterator(self.loader)
         return self._watched(iterator) if self.kind == "stateful" else iterator
 
+    def _at_end(self) -> bool:
+        """Whether the pass that was going on has nothing left, so that asking it for more would begin another."""
+        return self._exhausted or (isinstance(self._stateful, WatchedDataset) and self._stateful.exhausted)
+
     def _watched(self, iterator: Iterator[Any]) -> Iterator[Any]:
         self._exhausted = False
         yield from iterator
@@ -296,20 +365,23 @@ class TrainSource:
         for generator, state in zip(self._generators, states, strict=False):
             generator.set_state(state)
 
-    def state_dict(self, *, epoch: int, whole: bool = True) -> dict[str, Any]:
+    def state_dict(
+        self, *, epoch: int, whole: bool = True, samples_a_batch: int | None = None
+    ) -> dict[str, Any]:
         """What is needed to begin again at the current position, besides the position itself.
 
         Args:
             epoch: the position's.
             whole: see :meth:`finish`.
+            samples_a_batch: how many the last batch had, to tell a user how much is read again.
         """
         began = self._epoch == epoch
         now = self._generator_states()
-        stateful = self.kind == "stateful"
         return {
             "kind": self.kind,
-            "loader": self.loader.state_dict() if stateful else None,
+            "loader": self._stateful.state_dict() if self.kind == "stateful" else None,
             "exhausted": self._exhausted,
+            "samples_a_batch": samples_a_batch,
             "position": self._position(),
             "whole": whole,
             "epoch_random": self._epoch_random if began else None,

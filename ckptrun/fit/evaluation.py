@@ -16,15 +16,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckptrun.errors import MisconfigurationException
-from ckptrun.fit.data import limited, loader_length, share_evaluation
+from ckptrun.fit.data import evaluation_loader, limited, loader_length
 from ckptrun.fit.loader_workers import shield_workers, start_iterator
 from ckptrun.fit.random_state import capture_random_state, restore_random_state
+from ckptrun.fit.sample_order import epoch_seed
+from ckptrun.fit.sample_seeds import mixed
 from ckptrun.records import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptrun.fit.trainer import Trainer
+
+
+_KINDS = ("validation", "test", "predict")
+_EVALUATION = 0x2545F4914F6CDD1D  # so that no evaluation has the seed of an epoch
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - not an error: a stop was asked for in the middle
@@ -38,7 +44,11 @@ class Evaluation:
         self.trainer = trainer
         self.kind = kind
         rank, world_size = trainer.strategy.rank, trainer.world_size
-        self.loaders = [share_evaluation(loader, rank, world_size) for loader in loaders]
+        seed = epoch_seed(trainer.seed, _KINDS.index(kind)) ^ _EVALUATION
+        self.loaders = [
+            evaluation_loader(loader, seed=mixed(seed, number), rank=rank, world_size=world_size)
+            for number, loader in enumerate(loaders)
+        ]
         name = {
             "validation": "limit_val_batches",
             "test": "limit_test_batches",

@@ -24,6 +24,7 @@ from ckptrun.errors import MisconfigurationException
 from ckptrun.fit.agreement import Wish
 from ckptrun.fit.data import TrainSource, limited
 from ckptrun.fit.evaluation import Evaluation, EvaluationStopped
+from ckptrun.fit.logs import batch_size_of
 from ckptrun.fit.random_state import RandomState, restore_random_state
 from ckptrun.fit.update import AutomaticUpdate, step_function
 from ckptrun.records import SaveReason, Stage
@@ -67,6 +68,7 @@ class FitLoop:
         # What a resume needs to begin in the middle.
         self.resume_random: RandomState | None = None
         self.resume_data: dict[str, Any] | None = None
+        self.samples_a_batch: int | None = None  # of the last batch, to tell how much is read again
         # State of this process.
         self.ready = False  # set up and restored to the last bit: from here on there is something to save
         self.started_at = time.monotonic()
@@ -210,10 +212,7 @@ class FitLoop:
         data, random, iterator = self.resume_data, self.resume_random, None
         if data is not None:
             if self.source.kind == "iterable" and goes_on:
-                self.trainer.context.say(
-                    f"The training data has no state of its own: {self.batch} batches are read again to reach "
-                    "the position."
-                )
+                self.trainer.context.say(self.to_read_again(data))
             iterator = self.source.resume(
                 data, epoch=self.epoch, batch=self.batch, goes_on=goes_on, read_again=self._reading_again()
             )
@@ -223,6 +222,21 @@ class FitLoop:
             restore_random_state(random)
             self.trainer.checkpoints.moved_on()
         return iterator
+
+    def to_read_again(self, data: dict[str, Any]) -> str:
+        """How much of an iterable without a state is read to get to the position, and why."""
+        size = data.get("samples_a_batch")
+        samples = "" if size is None else f"{self.batch * size} samples "
+        count = f"{samples}({self.batch} batches)" if samples else f"{self.batch} batches"
+        if self.source.state_is_in_workers:
+            return (
+                f"The dataset keeps its position, but in its loader workers, where it cannot be had: {count} are read "
+                "again. num_workers=0, or a loader with state_dict such as torchdata's StatefulDataLoader, spares that."
+            )
+        return (
+            f"The training data has no state of its own: {count} are read again to reach the position. state_dict and "
+            "load_state_dict on the dataset spare that."
+        )
 
     def _reading_again(self) -> Callable[[int], None]:
         """What to do before each batch that is only read to get past it: see to stop requests, say how far it is."""
@@ -284,7 +298,7 @@ class FitLoop:
         accumulate, num_batches, log_every = self.accumulate, self.num_batches, options.log_every_n_steps
         max_steps = math.inf if options.max_steps is None else options.max_steps
         step_schedulers = [c for c in trainer.lr_scheduler_configs if c.interval == "step" and automatic]
-        timed = options.max_time_s is not None
+        timed, scales = options.max_time_s is not None, trainer.precision_plugin.scales
         remaining = (
             iterator if math.isinf(num_batches) else itertools.islice(iterator, int(num_batches) - self.batch)
         )
@@ -310,6 +324,8 @@ class FitLoop:
                 with trainer.forward_context():
                     outputs = step(batch, index)
                 stepped = self.global_step > steps_before
+                if stepped and scales:
+                    trainer.precision_plugin.steps_are_done()
                 ends_window = True
             else:
                 outputs = update(batch, index, window == 1, ends_window)
@@ -404,9 +420,13 @@ class FitLoop:
 
     def manual_step(self, optimizer: Optimizer, closure: Any = None, **kwargs: Any) -> Any:
         """``optimizer.step()`` of manual optimization; counts as a step."""
+        precision = self.trainer.precision_plugin
+        precision.unscale(optimizer)
         self.trainer.hooks.call("on_before_optimizer_step", optimizer)
         self.in_update = True  # until the whole training_step is done: it may have further optimizers to step
-        result = optimizer.step(closure, **kwargs) if closure is not None else optimizer.step(**kwargs)
+        if closure is not None:
+            kwargs["closure"] = closure
+        result = precision.step(optimizer, **kwargs)
         self.global_step += 1
         return result
 
@@ -569,8 +589,17 @@ class FitLoop:
     def data_state(self) -> dict[str, Any]:
         """What the data needs to begin again at the position."""
         return self.source.state_dict(
-            epoch=self.epoch + 1 if self.point == "end" else self.epoch, whole=self._whole
+            epoch=self.epoch + 1 if self.point == "end" else self.epoch,
+            whole=self._whole,
+            samples_a_batch=self._last_batch_samples() if self.source.kind == "iterable" else None,
         )
+
+    def _last_batch_samples(self) -> int | None:
+        """How many samples the last training batch that is known of had."""
+        batch = self.trainer.logs.batch
+        if batch is not None and self.trainer.training:
+            self.samples_a_batch = batch_size_of(batch)
+        return self.samples_a_batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position as what has been done."""

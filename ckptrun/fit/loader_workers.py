@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from ckptrun.fit.sample_seeds import show_own_dataset
 from ckptrun.stop import ignore_stop_signals_in_child
 
 
@@ -22,6 +23,7 @@ class _WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         ignore_stop_signals_in_child(self.parent_pid)
+        show_own_dataset()
         if self.user is not None:
             self.user(worker_id)
 

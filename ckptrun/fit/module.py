@@ -248,6 +248,9 @@ class Module(HyperParametersMixin, DataHooks, nn.Module):
         """Clip by the total norm (``norm``) or each value (``value``); nothing where the value is None."""
         if gradient_clip_val is None:
             return
+        trainer = self.__dict__["_trainer"]
+        if trainer is not None:
+            trainer.precision_plugin.unscale(getattr(optimizer, "optimizer", optimizer))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
@@ -328,7 +331,8 @@ class Module(HyperParametersMixin, DataHooks, nn.Module):
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Call this instead of ``loss.backward()`` with manual optimization."""
-        self.trainer.strategy.backward(loss, self, *args, **kwargs)
+        trainer = self.trainer
+        trainer.strategy.backward(trainer.precision_plugin.scale(loss), self, *args, **kwargs)
 
     def log(
         self,

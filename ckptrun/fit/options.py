@@ -17,7 +17,10 @@ _NUMBERS = (
     "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps", "log_every_n_steps", "fast_dev_run",
     "seed", "num_threads",
 )  # fmt: skip
-_PRECISIONS = {"32": "32", "32-true": "32", "bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed"}
+_PRECISIONS = {
+    "32": "32", "32-true": "32", "bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "16-mixed": "16-mixed",
+    "16": "16-mixed",
+}  # fmt: skip
 
 
 @dataclass
@@ -43,6 +46,7 @@ class TrainerOptions:
     log_every_n_steps: int = 50
     fast_dev_run: int = 0
     deterministic: bool | str = False
+    compile: bool | str | Mapping[str, Any] = False
     seed: int = 0
     num_threads: int | None = None
     enable_progress_bar: bool = True

@@ -56,6 +56,11 @@ def finish_restore(trainer: Trainer, state: dict[str, Any] | None) -> None:
     answer = trainer.context.resolution.answer
     if state is None or not isinstance(answer, CheckpointRecord):
         return
+    if not answer.exact and trainer.context.exact:  # the resolution has warned of it
+        trainer.context.not_exact(
+            f"{answer.name} was saved where no boundary was left (exact: false): some of what it holds is of a step "
+            "that was not complete."
+        )
     started = time.monotonic()
     rank_state = _rank_state(trainer, answer)
     restore_training(trainer, state, rank_state)
@@ -75,10 +80,11 @@ def _rank_state(trainer: Trainer, answer: CheckpointRecord) -> dict[str, Any]:
     saved = sum(rank_file(rank) in names for rank in range(len(names)))
     if answer.weights_only or saved == 0:
         return {}
-    if saved != trainer.world_size and trainer.is_global_zero:
-        trainer.context.say(
+    if saved != trainer.world_size:
+        trainer.context.not_exact(
             f"The checkpoint was written by {saved} ranks and there are {trainer.world_size} now: the order of the "
-            "samples is kept; sums over ranks are made in another order, so the last bits can differ."
+            "samples is kept; sums over ranks are made in another order, so the last bits can differ.",
+            tell=trainer.is_global_zero,
         )
     if trainer.strategy.rank < saved:
         return read_checkpoint(answer, rank_file(trainer.strategy.rank))

@@ -65,6 +65,11 @@ class EpochBatchSampler(Sampler[list[int]]):
         """The first sample of a batch of this pass."""
         return self.start_sample + (batch - self.start_batch) * self.global_batch
 
+    def place(self, number: int) -> tuple[int, int]:
+        """Position in the global order of the first sample of this pass's ``number``-th batch; the next ones follow."""
+        begin = self.sample_at(self.start_batch + number)
+        return self._span(begin, min(self.global_batch, self.num_samples - begin))[0], 1
+
     def __len__(self) -> int:
         return self.start_batch + self.batches_after(self.start_sample)
 
@@ -92,10 +97,19 @@ class SkippingSampler(Sampler[Any]):
     With several ranks each takes every ``world_size``-th item, the same number of them. What the sampler draws by
     chance is then drawn from the run's seed and the epoch, so that all ranks share out the same items; of one without
     a length, which may never end, that cannot be seen to.
+
+    Args:
+        width: samples in an item; more than that where it is not known.
+        part: (rank, number of ranks) where the sampler gives each rank a part of its own.
     """
 
-    def __init__(self, base: Iterable[Any], seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, base: Iterable[Any], seed: int, rank: int = 0, world_size: int = 1, *, width: int = 1,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:  # fmt: skip
         self.base = base
+        self.width = width
+        self.part = part
         self.seed = seed
         self.epoch = 0
         self.skip = 0
@@ -112,6 +126,12 @@ class SkippingSampler(Sampler[Any]):
         first = list(itertools.islice(iterator, skipped + 1))[skipped:]
         return itertools.islice(itertools.chain(first, iterator), self.rank, None, self.world_size)
 
+    def place(self, number: int) -> tuple[int, int]:
+        """Position of the first sample of this pass's ``number``-th item, and the step to the next."""
+        item = (self.skip + number) * self.world_size + self.rank
+        own_rank, num_parts = self.part
+        return item * self.width * num_parts + own_rank, num_parts
+
     def _drawn_alike(self) -> list[Any]:
         before = capture_random_state()
         seed_everything(epoch_seed(self.seed, self.epoch))
@@ -127,8 +147,9 @@ class SkippingSampler(Sampler[Any]):
 class EveryNth(Sampler[Any]):
     """Every ``world_size``-th batch of an evaluation, from ``rank`` on; at the end some ranks have one more."""
 
-    def __init__(self, base: Iterable[Any], rank: int, world_size: int) -> None:
+    def __init__(self, base: Iterable[Any], rank: int, world_size: int, *, width: int = 1) -> None:
         self.base = base
+        self.width = width
         self.rank = rank
         self.world_size = world_size
 
@@ -138,3 +159,7 @@ class EveryNth(Sampler[Any]):
     def __len__(self) -> int:
         """The most that a rank has."""
         return math.ceil(len(self.base) / self.world_size)  # type: ignore[arg-type]
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Position of the first sample of the ``number``-th batch, and the step to the next."""
+        return (self.rank + number * self.world_size) * self.width, 1

@@ -8,7 +8,6 @@ The trainer sets up (data, model, strategy, restore), runs the loop of its fn, a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import warnings
@@ -35,6 +34,7 @@ from ckptrun.fit.logs import Logs
 from ckptrun.fit.module import DataHooks, Module
 from ckptrun.fit.optimizers import CountedOptimizer, LRSchedulerConfig, parse_configured
 from ckptrun.fit.options import TrainerOptions
+from ckptrun.fit.precision import make_precision
 from ckptrun.fit.random_state import seed_everything
 from ckptrun.fit.restore import begin_restore, finish_restore
 from ckptrun.fit.sample_order import epoch_seed
@@ -43,11 +43,11 @@ from ckptrun.fit.trainer_view import TrainerView
 from ckptrun.records import Fn, Outcome, SaveReason, Stage, Status, StopReason
 from ckptrun.stop import StopRequest, StopTraining, final_status
 from ckptrun.strategies import strategy_from_name
+from ckptrun.strategies.compiled import compile_in_place, is_compiled, unwrapped
 
 ALONE_S = (
     10.0  # how long a rank waits for the others to do what all must do: a hook may take long on one of them
 )
-_NO_CONTEXT = contextlib.nullcontext()
 _KIND = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
@@ -102,6 +102,7 @@ class Trainer(TrainerView):
         self._module: Module | None = None
         self._hooks: Hooks | None = None
         self._counted: list[CountedOptimizer] = []
+        self.precision_plugin = make_precision("32", "cpu")
         self.configured: Configured = {}
         self._unique_state_keys()
 
@@ -142,6 +143,7 @@ class Trainer(TrainerView):
         return outcome
 
     def _attach(self, fn: Fn, model: Module, datamodule: DataModule | None, context: RankContext) -> None:
+        model = unwrapped(model)
         if not isinstance(model, Module):
             raise MisconfigurationException(
                 f"Found {type(model).__name__} as model; expected a ckptrun.Module.",
@@ -200,6 +202,7 @@ class Trainer(TrainerView):
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
             torch.use_deterministic_algorithms(True, warn_only=options.deterministic == "warn")
         self.strategy.setup_environment()
+        self.precision_plugin = make_precision(options.precision, self.strategy.root_device.type)
         self.agreement = Agreement(self.context.stop, self.strategy) if self.world_size > 1 else None
         if fn == "fit" and self.context.run is not None and not self.fast_dev_run:
             self.checkpoints = CheckpointService(self, self.context.run)
@@ -212,11 +215,21 @@ class Trainer(TrainerView):
             callback.setup(self, module, fn)
         module.setup(fn)
         module.configure_model()
+        self._compile(module)
         if self.context.logs_dir is None or not self.is_global_zero:
             self.loggers = []
         for logger in self.loggers:
             logger.setup(self)
         self._check_stop()
+
+    def _compile(self, module: Module) -> None:
+        if self.options.compile:
+            compile_in_place(module, self.options.compile)
+        if not self.strategy.takes_compiled and is_compiled(module):
+            raise MisconfigurationException(
+                f"The strategy {self.strategy.name} cannot train a compiled model.",
+                hint="Leave trainer.compile and torch.compile out, or use another strategy.",
+            )
 
     def _prepare_data(self, owner: DataModule | Module) -> None:
         """Once a host, and nobody goes on before it is done: what is downloaded is downloaded once."""
@@ -256,6 +269,12 @@ class Trainer(TrainerView):
             rank=self.strategy.rank,
             world_size=self.strategy.world_size,
         )
+        own = source.out_of_reach()
+        if own and self.is_global_zero:
+            self.context.say(
+                "The training data draws from generators of its own, which are out of reach: their numbers are not "
+                f"those of an undisturbed run after a resume. {', '.join(own)}"
+            )
         validation = self._validation(val_dataloaders)
         self._new_logs()
         self.fit_loop = FitLoop(self, source, validation)
@@ -544,9 +563,7 @@ class Trainer(TrainerView):
 
     def forward_context(self) -> Any:
         """Around a forward pass: autocast under mixed precision."""
-        if self.options.precision == "bf16-mixed":
-            return torch.autocast(self.strategy.root_device.type, dtype=torch.bfloat16)
-        return _NO_CONTEXT
+        return self.precision_plugin.forward_context()
 
     def _new_logs(self) -> None:
         self.logs = Logs(self.options.log_every_n_steps)

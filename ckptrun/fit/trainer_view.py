@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckptrun.fit.fit_loop import FitLoop
     from ckptrun.fit.logs import Logs
     from ckptrun.fit.options import TrainerOptions
+    from ckptrun.fit.precision import Precision
     from ckptrun.fit.state import TrainerState
     from ckptrun.strategies.strategy import Strategy
 
@@ -44,6 +45,7 @@ class TrainerView:
     loggers: list[Any]
     optimizers: list[Any]
     lr_scheduler_configs: list[LRSchedulerConfig]
+    precision_plugin: Precision
     _module: Module | None
     _hooks: Hooks | None
     _evaluated_step: int
@@ -163,6 +165,11 @@ class TrainerView:
     @property
     def accumulate_grad_batches(self) -> int:
         return self.options.accumulate_grad_batches
+
+    @property
+    def precision(self) -> str:
+        """``32``, ``bf16-mixed`` or ``16-mixed``."""
+        return self.options.precision
 
     @property
     def log_every_n_steps(self) -> int:

@@ -1,8 +1,9 @@
 """How does one batch become gradients, and a window of batches an update, with automatic optimization?
 
 Order within a step, as in Lightning: training_step, zero_grad (at the beginning of an accumulation window), backward,
-and at its end on_before_optimizer_step, clipping, the optimizer. An optimizer that evaluates the model itself (LBFGS),
-or an overridden ``optimizer_step``, gets all of it as a closure.
+and at its end on_before_optimizer_step, clipping, the optimizer; what ``16-mixed`` adds is in
+:mod:`ckptrun.fit.precision`. An optimizer that evaluates the model itself (LBFGS), or an overridden
+``optimizer_step``, gets all of it as a closure.
 Decision: the functions are built once, around what somebody switched on, because a small model's step costs no more
 than a few lookups. Turned down: one general function that asks at every step.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from ckptrun.errors import MisconfigurationException
 from ckptrun.fit.hooks import overridden
 from ckptrun.fit.module import Module
+from ckptrun.fit.optimizers import CountedOptimizer
 from ckptrun.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class AutomaticUpdate:
             overridden(trainer.lightning_module, "configure_gradient_clipping", Module) is not None
             or trainer.options.gradient_clip_val is not None
         )
+        self._precision = trainer.precision_plugin
         self._before_step_hooks = trainer.hooks.get("on_before_optimizer_step")
         self._optimizer: Optimizer | None = trainer.optimizers[0] if trainer.optimizers else None
         self._needs_closure = self._optimizer is not None and (
@@ -77,7 +80,7 @@ class AutomaticUpdate:
         self.update = self._choose(step)
 
     def _choose(self, step: Step) -> Update:
-        if self._trainer.options.precision != "32":
+        if self._precision.name != "32":
             step = self._under_autocast(step)
         if self._optimizer is None:
             return lambda batch, index, _begins, _ends: step(batch, index)
@@ -113,6 +116,7 @@ class AutomaticUpdate:
         before_backward = hooks.get("on_before_backward")
         after_backward = hooks.get("on_after_backward")
         own_zero_grad = overridden(module, "optimizer_zero_grad", Module)
+        scale = self._precision.scale if self._precision.scales else None
         own_backward = (
             overridden(module, "backward", Module) is not None
             or type(strategy).backward is not Strategy.backward
@@ -135,6 +139,8 @@ class AutomaticUpdate:
                 return outputs
             if accumulate > 1:
                 loss = loss / accumulate
+            if scale is not None:
+                loss = scale(loss)
             for hook in before_backward:
                 hook(loss)
             if own_backward:
@@ -149,8 +155,9 @@ class AutomaticUpdate:
 
     def _directly(self, forward_backward: Callable[..., Any], optimizer: Optimizer) -> Update:
         loop, before_step = self._loop, self._before_step
-        plain = not self._before_step_hooks and not self._clips
-        optimizer_step = optimizer.step
+        scales = self._precision.scales
+        plain = not self._before_step_hooks and not self._clips and not scales
+        optimizer_step = self._scaled_step if scales else optimizer.step
 
         def update(batch: Any, index: int, begins: bool, ends: bool) -> Any:
             outputs = forward_backward(batch, index, begins)
@@ -163,8 +170,28 @@ class AutomaticUpdate:
 
         return update
 
+    def _scaled_step(self) -> None:
+        self._precision.step(self._optimizer)
+        self._precision.steps_are_done()
+
+    def _step_with_closure(self, optimizer: Optimizer, closure: Any = None, **kwargs: Any) -> Any:
+        """``optimizer.step(closure=...)`` of an own ``optimizer_step`` where gradients are scaled."""
+        loss = closure() if closure is not None else None
+        self._precision.step(optimizer, **kwargs)
+        self._precision.steps_are_done()
+        return loss
+
+    def _for_own_step(self, optimizer: Optimizer) -> Any:
+        """What ``optimizer_step`` is given."""
+        if not self._precision.scales:
+            return optimizer
+        if _needs_closure(optimizer):
+            self._precision.step(optimizer, closure=_needs_closure)  # which it refuses
+        return CountedOptimizer(optimizer, self._step_with_closure)
+
     def _with_closure(self, forward_backward: Callable[..., Any], optimizer: Optimizer) -> Update:
         loop, module = self._loop, self._trainer.lightning_module
+        given = self._for_own_step(optimizer)
 
         def update(batch: Any, index: int, begins: bool, ends: bool) -> Any:
             if not ends:
@@ -180,12 +207,13 @@ class AutomaticUpdate:
                 return loss_of(outputs[0])
 
             loop.in_update = True
-            module.optimizer_step(loop.epoch, index, optimizer, closure)
+            module.optimizer_step(loop.epoch, index, given, closure)
             return outputs[0] if outputs else None
 
         return update
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        self._precision.unscale(optimizer)
         for hook in self._before_step_hooks:
             hook(optimizer)
         if self._clips:
@@ -208,7 +236,10 @@ class AutomaticUpdate:
         if not self._needs_closure:
             self._before_step(optimizer)
             self._loop.in_update = True
-            optimizer.step()
+            if self._precision.scales:
+                self._scaled_step()
+            else:
+                optimizer.step()
             return
 
         def closure() -> Any:
@@ -216,7 +247,8 @@ class AutomaticUpdate:
             self._loop.in_update = True
             return loss_of(outputs)
 
-        self._trainer.lightning_module.optimizer_step(self._loop.epoch, index, optimizer, closure)
+        given = self._for_own_step(optimizer)
+        self._trainer.lightning_module.optimizer_step(self._loop.epoch, index, given, closure)
 
 
 def _needs_closure(optimizer: Optimizer) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _FACTS = (
     "run_id", "attempt", "lease_epoch", "job", "save_on_stop", "on_save_error", "async_save", "trust", "override",
-    "strategy", "versions", "resume_past_early_stop", "logs_dir",
+    "exact", "strategy", "versions", "resume_past_early_stop", "logs_dir",
 )  # fmt: skip
 
 

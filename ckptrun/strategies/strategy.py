@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ckptrun.errors import IncompatibleError
+from ckptrun.strategies.compiled import for_checkpoint, for_module
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -42,6 +43,9 @@ class Strategy:
 
     own_buffers = False
     """Whether each rank has buffers of its own, which a checkpoint has to keep besides those of rank 0."""
+
+    takes_compiled = True
+    """Whether a model that is compiled, wholly or in part, can be trained."""
 
     def __init__(self, *, rank: int = 0, local_rank: int = 0, world_size: int = 1) -> None:
         self.rank = rank
@@ -130,7 +134,7 @@ class Strategy:
 
     def model_state_dict(self, module: TrainedModule) -> dict[str, Any]:
         """Weights and buffers, without any wrapper's prefix."""
-        return module.state_dict()
+        return for_checkpoint(module, module.state_dict())  # type: ignore[arg-type]
 
     def load_model_state_dict(self, module: TrainedModule, state: dict[str, Any]) -> None:
         """Load weights strictly.
@@ -138,6 +142,7 @@ class Strategy:
         Raises:
             IncompatibleError: names or shapes differ; the message names them.
         """
+        state = for_module(module, state)  # type: ignore[arg-type]
         own = module.state_dict()
         missing = [name for name in own if name not in state]
         unexpected = [name for name in state if name not in own]

@@ -306,7 +306,7 @@ BAD = [
     ("trainer: {max_steps: -2}\n", [], {}, "trainer.max_steps is -2, expected -1 or more", None),
     ("trainer: {max_steps: [1]}\n", [], {}, "trainer.max_steps is a list, expected a whole number", None),
     ("trainer: {accumulate_grad_batches: 0}\n", [], {}, "is 0, expected 1 or more", None),
-    ("trainer: {precision: 8}\n", [], {}, "trainer.precision is 8, expected one of 32, bf16-mixed", None),
+    ("trainer: {precision: 8}\n", [], {}, "trainer.precision is 8, expected one of 32, bf16-mixed, 16-mixed", None),
     ("trainer: {limit_val_batches: 1.5}\n", [], {}, "is 1.5, expected a fraction from 0.0 to 1.0", None),
     ("trainer: {val_check_interval: 0}\n", [], {}, "val_check_interval is 0, expected more than 0", None),
     ("trainer: {max_time: soon}\n", [], {}, "trainer.max_time is 'soon', expected seconds, 'HH:MM:SS'", None),

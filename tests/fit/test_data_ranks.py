@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from ckptrun.fit.data import TrainSource, share_evaluation
+from ckptrun.fit.data import TrainSource, evaluation_loader
 from ckptrun.fit.sample_order import EpochBatchSampler
 
 
@@ -167,7 +167,10 @@ def test_what_a_sampler_draws_is_shared_out(sampler: Any) -> None:
 def test_ranks_take_the_batches_of_an_evaluation_in_turn(count: int, shuffle: bool) -> None:
     whole = [batch.tolist() for (batch,) in loader(count, shuffle=False)]
     parts = [
-        [batch.tolist() for (batch,) in share_evaluation(loader(count, shuffle=shuffle), rank, 3)]
+        [
+            batch.tolist()
+            for (batch,) in evaluation_loader(loader(count, shuffle=shuffle), seed=1, rank=rank, world_size=3)
+        ]
         for rank in range(3)
     ]
     assert parts == [whole[rank::3] for rank in range(3)]
@@ -178,12 +181,15 @@ class Stream(IterableDataset[Any]):
         return iter(range(4))
 
 
-def test_what_has_an_order_of_its_own_stays() -> None:
-    for given in (
-        DataLoader(Stream()),
-        [1, 2, 3],
-        loader(shuffle=False, sampler=WeightedRandomSampler([1.0] * 40, 40)),
-        loader(),
-    ):
-        world = 1 if isinstance(given, DataLoader) and type(given.sampler) is RandomSampler else 2
-        assert share_evaluation(given, 0, world) is given
+def test_what_has_no_indices_stays() -> None:
+    for given in (DataLoader(Stream()), [1, 2, 3]):
+        assert evaluation_loader(given, seed=1, rank=0, world_size=2) is given
+
+
+def test_every_rank_gets_all_of_an_order_of_its_own() -> None:
+    given = loader(shuffle=False, sampler=WeightedRandomSampler([1.0] * 40, 40))
+    torch.manual_seed(1)
+    whole = [batch.tolist() for (batch,) in given]
+    torch.manual_seed(1)
+    shared = evaluation_loader(given, seed=1, rank=1, world_size=2)
+    assert [batch.tolist() for (batch,) in shared] == whole

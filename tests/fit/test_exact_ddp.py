@@ -22,7 +22,7 @@ from rank_work import (
     with_failing_commit,
 )
 
-from ckptrun.callbacks import EarlyStopping, ModelCheckpoint
+from ckptrun.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from ckptrun.records import StopReason
 
 
@@ -100,6 +100,10 @@ def test_each_rank_draws_its_own(plain: dict[str, Any]) -> None:
     assert not (first["random"]["torch"] == second["random"]["torch"]).all()
 
 
+def averages() -> list[Any]:
+    return [EMAWeightAveraging(decay=0.9), ModelCheckpoint()]
+
+
 @pytest.mark.parametrize(
     ("work", "moment"),
     [
@@ -117,6 +121,26 @@ def test_each_rank_draws_its_own(plain: dict[str, Any]) -> None:
             Work(model={"scheduler": "plateau"}), MID_EPOCH, id="a scheduler that watches a value that differs"
         ),
         pytest.param(Work(data={"weighted": True}), MID_EPOCH, id="a random sampler"),
+        pytest.param(
+            Work(data={"augmented": True, "num_workers": 1}, options={"precision": "16-mixed"},
+                 model={"overflows": True}),
+            MID_EPOCH, id="16-mixed, random augmentation in a worker",
+        ),
+        pytest.param(
+            Work(options={"compile": {"backend": "aot_eager"}, "accumulate_grad_batches": 2}), MID_EPOCH,
+            id="compiled, accumulated",
+        ),
+        pytest.param(
+            Work(callbacks=averages), Event("on_validation_batch_start", 4, "sigterm", 1), id="averaged weights"
+        ),
+        pytest.param(
+            Work(callbacks=averages, strategy={"broadcast_buffers": False}), MID_EPOCH,
+            id="averaged weights, buffers of their own",
+        ),
+        pytest.param(
+            Work(options={"precision": "16-mixed"}, model={"manual": True, "overflows": True}),
+            MID_EPOCH, id="16-mixed, manual optimization",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_trained(server: SharedServer, tmp_path: Path, work: Work, moment: Event) -> None:
@@ -226,6 +250,9 @@ def test_another_number_of_ranks_goes_on_from_the_same_sample(server: SharedServ
     stopped = play(server, tmp_path, "demo", started)
     assert stopped.code == 143, stopped.logs()
     assert stopped.outcome.step == 2
+    refused = play(server, tmp_path, "demo", Work(), reference="last", num_ranks=1, exact=True)
+    assert refused.code == 5
+    assert "written by 2 ranks and there are 1 now" in str(refused.outcome.error)
     done = play(
         server, tmp_path, "demo", Work(callbacks=Sees(tmp_path), options={"max_epochs": 1}), reference="last",
         num_ranks=1,

@@ -26,10 +26,17 @@ from fit_helpers import (
     send,
 )
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from ckptrun import Callback
-from ckptrun.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from ckptrun.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, OnExceptionCheckpoint
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.checkpoint.state_file import read_state
 
@@ -74,6 +81,25 @@ def test_stopped_three_times(tmp_path: Path, plain: Picture) -> None:
     plain.assert_equal(stop_and_resume(Scenario(), tmp_path, "demo", *moments))
 
 
+def test_stopped_five_times(tmp_path: Path) -> None:
+    """With everything that draws random numbers, in loader workers too."""
+    scenario = Scenario(
+        Noisy, data=lambda: augmented(num_workers=2), callbacks=lambda: [EMAWeightAveraging(decay=0.9)]
+    )
+    undisturbed = scenario.picture(tmp_path, "undisturbed")
+    moments = [
+        ("on_train_batch_end", 1),
+        ("on_train_batch_end", 3),
+        ("on_validation_batch_end", 1),
+        ("on_train_epoch_end", 1),
+        ("on_train_batch_start", 4),
+    ]
+    undisturbed.assert_equal(stop_and_resume(scenario, tmp_path, "demo", *moments))
+    # Nor does it matter who loaded the data.
+    alone = Scenario(Noisy, data=augmented, callbacks=scenario.callbacks)
+    undisturbed.assert_equal(stop_and_resume(alone, tmp_path, "alone", *moments[:2]))
+
+
 def test_stopped_again_before_the_first_step(tmp_path: Path, plain: Picture) -> None:
     moments = [("on_train_batch_end", 7), ("on_train_start", 1), ("setup", 1)]
     plain.assert_equal(stop_and_resume(Scenario(), tmp_path, "demo", *moments))
@@ -110,6 +136,14 @@ class Noisy(Tiny):
         x, y = batch
         x = x + 0.1 * random.random() + 0.1 * float(np.random.rand()) + 0.1 * torch.rand_like(x)
         return super().training_step((x, y), batch_idx)
+
+
+class NoisyOverflow(Noisy):
+    """Its gradients do not fit into float16 in some steps, so that the scale moves."""
+
+    def loss(self, batch: Any) -> Any:
+        loss = super().loss(batch)
+        return loss * 1e9 if self.training and self.global_step in (2, 7, 11) else loss
 
 
 class Manual(Tiny):
@@ -205,19 +239,49 @@ class Stateful:
 
 
 class Augmented(Dataset[Any]):
-    """Draws from torch's random state for each sample."""
+    """Draws from all global random states for each sample."""
 
     def __len__(self) -> int:
         return 20
 
     def __getitem__(self, index: int) -> Any:
         x, y = samples()[index]
-        return x + torch.rand(4), y
+        return x + torch.rand(4) + random.gauss(0.0, 1.0) + float(np.random.randn()), y
+
+
+def noisy_collate(items: Any) -> Any:
+    """Draws for each batch."""
+    x, y = default_collate(items)
+    return x + torch.randn(4) + float(np.random.randn()), y
+
+
+def augmented(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Augmented(), batch_size=4, shuffle=True, collate_fn=noisy_collate, **options)
 
 
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield from samples()
+
+
+class Positioned(IterableDataset[Any]):
+    """Keeps its position, as torchdata asks for it; goes through its data in another order each time."""
+
+    def __init__(self, count: int = 20) -> None:
+        self.data, self.passes, self.position = samples(count), 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.passes))
+        while self.position < len(self.data):
+            self.position += 1
+            yield self.data[int(order[self.position - 1])]
+        self.position, self.passes = 0, self.passes + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": self.passes, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passes, self.position = state["passes"], state["position"]
 
 
 def weighted(**options: Any) -> DataLoader[Any]:
@@ -262,12 +326,21 @@ VARIANTS = {
     "short last batch": Scenario(data=lambda: loader(18)),
     "drop_last": Scenario(data=lambda: loader(22, drop_last=True)),
     "dropout, batch norm, all random states": Scenario(Noisy),
-    "random augmentation": Scenario(data=lambda: DataLoader(Augmented(), batch_size=4, shuffle=True)),
+    "random augmentation": Scenario(Noisy, data=augmented),
+    "random augmentation in workers": Scenario(Noisy, data=lambda: augmented(num_workers=2)),
+    "random augmentation of an evaluation": Scenario(
+        val=lambda: DataLoader(Augmented(), batch_size=8, collate_fn=noisy_collate, num_workers=1)
+    ),
     "accumulate 3 of 5": Scenario(accumulate_grad_batches=3),
     "accumulate 3 of 5, unsized": Scenario(data=Unsized, accumulate_grad_batches=3),
     "clip by norm": Scenario(gradient_clip_val=0.1),
     "clip by value": Scenario(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
     "bf16-mixed": Scenario(Noisy, precision="bf16-mixed"),
+    "16-mixed": Scenario(NoisyOverflow, precision="16-mixed", gradient_clip_val=0.5),
+    "16-mixed, accumulate 3 of 5": Scenario(NoisyOverflow, precision="16-mixed", accumulate_grad_batches=3),
+    "16-mixed, manual, two optimizers": Scenario(Manual, precision="16-mixed"),
+    "16-mixed, own optimizer_step": Scenario(OwnStep, precision="16-mixed"),
+    "compiled": Scenario(Noisy, data=lambda: loader(18), compile={"backend": "aot_eager", "dynamic": False}),
     "scheduler by step": Scenario(lambda: Tiny(scheduler="step")),
     "scheduler by epoch": Scenario(lambda: Tiny(scheduler="epoch")),
     "scheduler by plateau": Scenario(lambda: Tiny(scheduler="plateau")),
@@ -284,9 +357,30 @@ VARIANTS = {
     "iterable dataset": Scenario(data=lambda: DataLoader(Stream(), batch_size=4)),
     "loader with state": Scenario(data=Stateful),
     "loader with state, limited": Scenario(data=Stateful, limit_train_batches=3),
+    "iterable dataset with state": Scenario(data=lambda: DataLoader(Positioned(), batch_size=4)),
+    "iterable dataset with state, short last batch": Scenario(
+        data=lambda: DataLoader(Positioned(18), batch_size=4), val_check_interval=2
+    ),
+    "iterable dataset with state, limited": Scenario(
+        data=lambda: DataLoader(Positioned(), batch_size=4), limit_train_batches=3
+    ),
+    "iterable dataset in workers": Scenario(
+        data=lambda: DataLoader(Positioned(16), batch_size=4, num_workers=2)
+    ),
     "loader workers": Scenario(data=lambda: loader(num_workers=2)),
     "early stopping": Scenario(
         callbacks=lambda: [EarlyStopping("val_loss", patience=2, min_delta=100.0)], max_epochs=9
+    ),
+    "averaged weights": Scenario(Noisy, callbacks=lambda: [EMAWeightAveraging(decay=0.9)]),
+    "averaged weights, in part": Scenario(
+        Noisy,
+        callbacks=lambda: [
+            EMAWeightAveraging(
+                decay=0.5, use_buffers=False, update_every_n_steps=3, update_starting_at_epoch=1
+            )
+        ],
+        accumulate_grad_batches=2,
+        val_check_interval=2,
     ),
     "callback with state": Scenario(callbacks=lambda: [Counter()]),
     "validation every 2 batches": Scenario(val_check_interval=2),
@@ -298,6 +392,8 @@ VARIANTS = {
 }
 
 
+# torch's own, when the compiler is imported.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_training(tmp_path: Path, variant: str) -> None:
     """Stopped in the middle of the second epoch, in the validation after it, and at its end."""

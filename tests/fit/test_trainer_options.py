@@ -46,7 +46,7 @@ def test_max_time(given: Any, expected: float | None) -> None:
     ("options", "message"),
     [
         ({"max_epoch": 3}, "no option 'max_epoch'. Did you mean 'max_epochs'"),
-        ({"precision": "16-mixed"}, "precision is '16-mixed'"),
+        ({"precision": "8"}, "precision is '8'"),
         ({"gradient_clip_algorithm": "global"}, "expected 'norm' or 'value'"),
         ({"accumulate_grad_batches": 0}, "accumulate_grad_batches is 0"),
         ({"limit_val_batches": 1.5}, "limit_val_batches is 1.5"),
@@ -69,6 +69,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 def test_precision(given: Any) -> None:
     assert parse(precision=given).precision == "32"
     assert parse(precision="bf16-mixed").precision == "bf16-mixed"
+    assert parse(precision=16).precision == parse(precision="16-mixed").precision == "16-mixed"
 
 
 def test_a_whole_share_above_one_is_a_number_of_batches() -> None:
