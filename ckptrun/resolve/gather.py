@@ -28,6 +28,7 @@ from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.identity import read_identity
 from ckptrun.run.registry import DamagedRegistryError, Registry
+from ckptrun.storage.retry import retried
 
 
 class DiskView:
@@ -161,7 +162,7 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
         NoCheckpointError: the file, or the folder of checkpoints, cannot be read.
     """
     try:
-        registry = Registry.load(folder.registry)
+        registry = retried(lambda: Registry.load(folder.registry))
     except (FileNotFoundError, NotADirectoryError):
         if not catalogue.names():
             return Registry(run_id=_run_id(folder)), [], False
@@ -245,7 +246,7 @@ def gather(folder: RunFolder, **question: Unpack[Question]) -> Gathered:
 
 def _attempts(folder: RunFolder) -> tuple[AttemptRecord, ...]:
     try:
-        return tuple(read_attempts(folder.attempts))
+        return tuple(retried(lambda: read_attempts(folder.attempts)))
     except OSError as error:
         raise NoCheckpointError(
             f"{folder.attempts} cannot be read: {error.strerror or error}",

@@ -16,6 +16,7 @@ from ckptrun.records import CheckpointRecord, FreshStart, JobFacts
 from ckptrun.resolve.gather import gather, resolve_run
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry
+from ckptrun.storage import retry
 
 
 @pytest.fixture
@@ -107,6 +108,7 @@ def test_an_io_error_is_never_absent(
         raise OSError(code, os.strerror(code), path)
 
     monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr(retry, "RETRY_WAITS_S", (0.0, 0.0))
     resolution = resolve_run(run, reference=reference)
     assert not resolution.fresh
     assert resolution.error is not None
