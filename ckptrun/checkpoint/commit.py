@@ -212,7 +212,7 @@ def sweep(checkpoints_dir: str) -> list[str]:
     gone = []
     for entry in sorted(entries):
         folder = os.path.join(checkpoints_dir, entry)
-        if _is_leftover(entry) and not os.path.islink(folder) and os.path.isdir(folder):
+        if is_leftover(entry) and not os.path.islink(folder) and os.path.isdir(folder):
             faults.reach("sweep:folder", folder)
             _remove_tree(folder)
             if not os.path.lexists(folder):
@@ -226,7 +226,8 @@ def _own_name(checkpoints_dir: str, prefix: str, name: str) -> str:
     return os.path.join(checkpoints_dir, f"{prefix}{name}.{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def _is_leftover(entry: str) -> bool:
+def is_leftover(entry: str) -> bool:
+    """Whether a name is one of those that a save or a deletion under way gives."""
     for prefix in (naming.TEMPORARY_PREFIX, naming.TRASH_PREFIX):
         if entry.startswith(prefix):
             return naming.parse(entry.removeprefix(prefix)) is not None

@@ -96,6 +96,29 @@ def unkeep(folder: RunFolder, reference: str) -> bool:
     return _edit(folder, change)
 
 
+def checkpoint_path(folder: RunFolder, reference: str) -> str:
+    """The folder of the checkpoint that ``reference`` leads to, or would if it were whole.
+
+    Raises:
+        UsageError: the reference names no checkpoint, or is not understood.
+        NoCheckpointError: there is no such checkpoint.
+    """
+    gathered = gather(folder, fn="validate", reference=reference, allow_fallback=False)
+    gathered.registry.quarantine.clear()
+    found = find(reference, gathered.facts, gathered.registry, gathered.view)
+    if isinstance(found.answer, CheckpointRecord):
+        return found.answer.path
+    rejected = [candidate.path for candidate in found.trail.candidates if candidate.verdict == "rejected"]
+    if found.error is not None and found.error.exit_code == 3 and rejected:
+        return rejected[-1] if reference.startswith(("step:", "epoch:", "seq:")) else rejected[0]
+    if found.error is not None:
+        raise as_error(found.error)
+    raise UsageError(
+        f"{reference} is no checkpoint of ckptrun.",
+        hint="Name one that is there, as in last, best or step:N.",
+    )
+
+
 def _checkpoint_of(gathered: Gathered, reference: str) -> CheckpointRecord:
     found = find(reference, gathered.facts, gathered.registry, gathered.view)
     if not isinstance(found.answer, CheckpointRecord):
