@@ -2,8 +2,8 @@
 
 Decision: all that a rank would meet is looked for without torch: presence, size and checksum of every file, the
 structure of the torch files (their zip's directory and their pickle, calling nothing), the rank files, the line. What
-is wrong is read a second time, past the cache, before it is called damage; an error of the disk is tried again and never
-is damage.
+is wrong is read a second time, past the cache, before it is called damage; an error of the disk is tried again and
+never is damage.
 Turned down: loading the files, which needs torch and memory for all of them.
 """
 

@@ -51,6 +51,8 @@ COMMANDS: dict[str, Entry] = {
     "stop": Entry("stop", "stop", "Ask a live run to save and stop, and wait until it has.", _STEER),
     "pin": Entry("pin", "pin", "Name the checkpoint that commands use where no --ckpt is given.", _STEER),
     "unpin": Entry("unpin", "unpin", "Take a pin away.", _STEER),
+    "keep": Entry("keep", "keep", "Protect a checkpoint from deletion.", _STEER),
+    "unkeep": Entry("unkeep", "unkeep", "End the protection that `keep` gave.", _STEER),
     "init": Entry("init", "init", "Write a small working project to edit.", _BEGIN),
 }
 

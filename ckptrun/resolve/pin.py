@@ -74,7 +74,8 @@ def unpin(folder: RunFolder) -> dict[str, Any] | None:
 
 def keep(folder: RunFolder, reference: str) -> CheckpointRecord:
     """Protect the checkpoint that ``reference`` is now from deletion; raises as :func:`pin`."""
-    record = _own(folder, _checkpoint_of(gather(folder), reference))
+    record = _checkpoint_of(gather(folder), reference)
+    _own(folder, record.path)
 
     def change(registry: Registry) -> None:
         if record.name not in registry.keeps:
@@ -84,16 +85,28 @@ def keep(folder: RunFolder, reference: str) -> CheckpointRecord:
     return record
 
 
-def unkeep(folder: RunFolder, reference: str) -> bool:
-    """End that protection; False where it was not protected. Raises as :func:`pin`."""
-    record = _own(folder, _checkpoint_of(gather(folder), reference))
+def unkeep(folder: RunFolder, reference: str) -> str | None:
+    """End that protection; returns the checkpoint's path, None where it was not protected.
+
+    The folder's name, or a path to it, also ends that of one that is gone or damaged.
+
+    Raises:
+        UsageError: the reference names no checkpoint, or is not understood.
+        NoCheckpointError: there is no such checkpoint.
+        OSError: the registry cannot be written.
+    """
 
     def change(registry: Registry) -> bool:
-        was_kept = record.name in registry.keeps
-        registry.keeps = [name for name in registry.keeps if name != record.name]
+        was_kept = name in registry.keeps
+        registry.keeps = [kept for kept in registry.keeps if kept != name]
         return was_kept
 
-    return _edit(folder, change)
+    name = os.path.basename(reference.rstrip("/"))
+    path = os.path.join(folder.checkpoints_dir, name)
+    if name not in load_registry(folder, Catalogue(folder.checkpoints_dir))[0].keeps:
+        path = _own(folder, checkpoint_path(folder, reference))
+        name = os.path.basename(path)
+    return path if _edit(folder, change) else None
 
 
 def checkpoint_path(folder: RunFolder, reference: str) -> str:
@@ -135,13 +148,13 @@ def _checkpoint_of(gathered: Gathered, reference: str) -> CheckpointRecord:
     return found.answer
 
 
-def _own(folder: RunFolder, record: CheckpointRecord) -> CheckpointRecord:
-    if os.path.dirname(record.path) != folder.checkpoints_dir:
+def _own(folder: RunFolder, path: str) -> str:
+    if os.path.dirname(path) != folder.checkpoints_dir:
         raise UsageError(
-            f"{record.path} is not a checkpoint of run {folder.name!r}, which never deletes it anyway.",
+            f"{path} is not a checkpoint of run {folder.name!r}, which never deletes it anyway.",
             hint="Give the --run that it belongs to.",
         )
-    return record
+    return path
 
 
 def _edit(folder: RunFolder, change: Callable[[Registry], T]) -> T:
