@@ -45,6 +45,9 @@ COMMANDS: dict[str, Entry] = {
     ),
     "inspect": Entry("inspect", "inspect", "Show what is inside a checkpoint of any format.", _LOOK),
     "verify": Entry("verify", "verify", "Check every byte of a checkpoint, or of all that a run has.", _LOOK),
+    "selftest": Entry(
+        "selftest", "selftest", "Prove that training resumes exactly, with your own model and data.", _LOOK
+    ),
     "status": Entry("status", "status", "Show the state of one run.", _LOOK),
     "runs": Entry("runs", "runs", "List all runs under a root.", _LOOK),
     "save": Entry("save", "save", "Ask a live run to save now, and wait until it has.", _STEER),
