@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ckptrun.checkpoint.commit import is_leftover
 from ckptrun.checkpoint.commit import sweep as sweep_checkpoints
 from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.environment.versions import versions
@@ -45,7 +46,7 @@ from ckptrun.records import (
     StopReason,
 )
 from ckptrun.resolve.finished import Limits, nothing_left
-from ckptrun.resolve.gather import Gathered, gather, resolve_gathered
+from ckptrun.resolve.gather import Gathered, gather, highest_epoch, rebuilt_registry, resolve_gathered
 from ckptrun.resolve.quarantine import found_damage, nothing_else, quarantine
 from ckptrun.resolve.rules import given_reference
 from ckptrun.run.attempts import append_start, next_attempt
@@ -250,6 +251,7 @@ def _fit(spec: SessionSpec) -> SessionResult:
     try:
         folder.create()
         sequence, epoch = _noted(folder)
+        epoch = max(epoch, highest_epoch(folder))
         lease = Lease.acquire(folder.lease, holder, sequence=sequence, after_epoch=epoch, on_wait=spec.echo)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -280,7 +282,11 @@ def _clear_away(spec: SessionSpec) -> None:
             f"ended {len(killed)} processes that an earlier attempt had left: {', '.join(map(str, killed))}"
         )
     sweep_run(spec.folder)
-    sweep_checkpoints(spec.folder.checkpoints_dir)
+    identity = read_identity(spec.folder)
+    run_id = None if identity is None else identity.id
+    for name in sweep_checkpoints(spec.folder.checkpoints_dir, run_id=run_id):
+        if not is_leftover(name):
+            spec.echo(f"{name} was never committed and is removed: its save was killed")
 
 
 def _settle(spec: SessionSpec) -> None:
@@ -504,7 +510,7 @@ def _remove_pin(folder: RunFolder, say: Callable[[str], None]) -> None:
         registry.pin = None
 
     try:
-        edit(folder.registry, change)
+        edit(folder.registry, change, otherwise=lambda: rebuilt_registry(folder))
     except OSError as error:
         say(f"The pin could not be removed: {error.strerror or error}. `ckptrun unpin` does it.")
 

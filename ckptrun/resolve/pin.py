@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.errors import CkptrunError, IncompatibleError, NoCheckpointError, UsageError
 from ckptrun.records import CheckpointRecord, ResolutionError
-from ckptrun.resolve.gather import Gathered, gather, load_registry
+from ckptrun.resolve.gather import Gathered, gather, rebuilt_registry
 from ckptrun.resolve.rules import find
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry, edit
@@ -103,7 +102,7 @@ def unkeep(folder: RunFolder, reference: str) -> str | None:
 
     name = os.path.basename(reference.rstrip("/"))
     path = os.path.join(folder.checkpoints_dir, name)
-    if name not in load_registry(folder, Catalogue(folder.checkpoints_dir))[0].keeps:
+    if name not in rebuilt_registry(folder).keeps:
         path = _own(folder, checkpoint_path(folder, reference))
         name = os.path.basename(path)
     return path if _edit(folder, change) else None
@@ -158,7 +157,4 @@ def _own(folder: RunFolder, path: str) -> str:
 
 
 def _edit(folder: RunFolder, change: Callable[[Registry], T]) -> T:
-    def otherwise() -> Registry:
-        return load_registry(folder, Catalogue(folder.checkpoints_dir))[0]
-
-    return edit(folder.registry, change, otherwise=otherwise)
+    return edit(folder.registry, change, otherwise=lambda: rebuilt_registry(folder))

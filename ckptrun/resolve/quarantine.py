@@ -19,7 +19,7 @@ from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.errors import CkptrunError, NoCheckpointError
 from ckptrun.records import CheckpointRecord, Damage, Resolution, ResolutionError
-from ckptrun.resolve.gather import load_registry
+from ckptrun.resolve.gather import rebuilt_registry
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry, edit
 
@@ -60,7 +60,7 @@ def quarantine(folder: RunFolder, damage: Damage, run_id: str) -> str:
     if not inside or not os.path.lexists(damage.checkpoint):
         return f"{found}."
     try:
-        noted = edit(folder.registry, note, otherwise=lambda: _rebuilt(folder))
+        noted = edit(folder.registry, note, otherwise=lambda: rebuilt_registry(folder))
     except (OSError, CkptrunError) as error:
         return f"{found}. It could not be put into quarantine: {error}"
     if not noted:
@@ -78,7 +78,7 @@ def lift(folder: RunFolder, name: str) -> dict[str, Any] | None:
     def change(registry: Registry) -> dict[str, Any] | None:
         return registry.quarantine.pop(name, None)
 
-    return edit(folder.registry, change, otherwise=lambda: _rebuilt(folder))
+    return edit(folder.registry, change, otherwise=lambda: rebuilt_registry(folder))
 
 
 def nothing_else(damage: Damage, resolution: Resolution) -> ResolutionError:
@@ -113,7 +113,3 @@ def nearest_good(path: str) -> CheckpointRecord | None:
         if isinstance(record, CheckpointRecord):
             return record
     return None
-
-
-def _rebuilt(folder: RunFolder) -> Registry:
-    return load_registry(folder, Catalogue(folder.checkpoints_dir))[0]
