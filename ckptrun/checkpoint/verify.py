@@ -83,6 +83,9 @@ def verify_checkpoint(folder: str, progress: Callable[[int], None] = lambda _: N
             continue
         if damage_of_file is not None:
             found.append(damage_of_file)
+    if found and not os.path.lexists(os.path.join(folder, MANIFEST_NAME)):
+        # A live run has deleted it while it was read.
+        return Verified(name, folder, "not committed", sequence, step, notes=("it is gone",))
     found += [Damage(folder, MANIFEST_NAME, why) for why in _not_whole(folder, sequence, manifest)]
     return Verified(
         name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,12 @@ def test_what_is_no_damage(tmp_path: Path) -> None:
     os.unlink(f"{folder}/manifest.json")
     assert verify_checkpoint(folder).state == "not committed"
     assert verify_checkpoint(str(tmp_path / "00000009-x")).notes == ("it is gone",)
+
+
+def test_one_that_a_live_run_deletes_meanwhile_is_no_damage(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    found = verify_checkpoint(folder, lambda _: shutil.rmtree(folder, ignore_errors=True))
+    assert (found.state, found.notes) == ("not committed", ("it is gone",))
 
 
 def test_what_was_wrong_once_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
