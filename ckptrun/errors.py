@@ -17,6 +17,11 @@ The exit code belongs to the class, so that whoever raises decides it and the co
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptrun.records import Damage
+
 
 class CkptrunError(Exception):
     """An error that is told to the user in one message, without a traceback.
@@ -70,7 +75,15 @@ class NoCheckpointError(CkptrunError):
 
 
 class DamagedCheckpointError(NoCheckpointError):
-    """A file of a checkpoint is missing, has the wrong size or the wrong checksum."""
+    """A file of a checkpoint is missing, has the wrong size or the wrong checksum.
+
+    Args:
+        damage: which file, and what was found in it; None where it was not read to the end.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, damage: Damage | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.damage = damage
 
 
 class RunInUseError(CkptrunError):

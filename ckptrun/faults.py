@@ -47,10 +47,10 @@ POINTS: Final[tuple[str, ...]] = (
     "commit:file-half",  # some bytes of a file are written (arrives once a file, at its first bytes)
     "commit:file-written",  # all bytes of a file are written, nothing is durable
     "commit:file-synced",  # ... the file is durable
+    "commit:manifest-written",  # all files are written, and the manifest under a name that does not count
     "commit:temp-synced",  # all files and the temporary folder's entries are durable
     "commit:renamed",  # the folder has its name, and no manifest
     "commit:rename-synced",  # ... the name is durable
-    "commit:manifest-written",  # the manifest is durable under a temporary name
     "commit:manifest-renamed",  # committed
     "commit:done",  # committed, and durable
     "delete:start",  # the checkpoint is as it was

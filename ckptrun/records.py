@@ -72,6 +72,20 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
+class Damage:
+    """What is wrong with a file of a checkpoint, seen in two reads.
+
+    ``checkpoint`` is the folder, absolute; ``expected`` and ``found`` are checksums or sizes, where it is about those.
+    """
+
+    checkpoint: str
+    file: str  # its path inside the folder
+    why: str  # one sentence, with the file's path
+    expected: str | None = None
+    found: str | None = None
+
+
+@dataclass(frozen=True)
 class CheckpointRecord:
     """A committed checkpoint, as its manifest tells it.
 

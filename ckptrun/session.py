@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ckptrun.checkpoint.commit import is_leftover
 from ckptrun.checkpoint.commit import sweep as sweep_checkpoints
 from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.environment.versions import versions
@@ -33,6 +34,7 @@ from ckptrun.launch.supervisor import Display, Supervision, Supervisor
 from ckptrun.records import (
     AttemptRecord,
     CheckpointRecord,
+    Damage,
     Fn,
     JobFacts,
     Outcome,
@@ -44,7 +46,8 @@ from ckptrun.records import (
     StopReason,
 )
 from ckptrun.resolve.finished import Limits, nothing_left
-from ckptrun.resolve.gather import Gathered, gather, resolve_gathered
+from ckptrun.resolve.gather import Gathered, gather, highest_epoch, rebuilt_registry, resolve_gathered
+from ckptrun.resolve.quarantine import found_damage, nothing_else, quarantine
 from ckptrun.resolve.rules import given_reference
 from ckptrun.run.attempts import append_start, next_attempt
 from ckptrun.run.evals import EvalFolder, begin_eval
@@ -249,6 +252,7 @@ def _fit(spec: SessionSpec) -> SessionResult:
     try:
         folder.create()
         sequence, epoch = _noted(folder)
+        epoch = max(epoch, highest_epoch(folder))
         lease = Lease.acquire(folder.lease, holder, sequence=sequence, after_epoch=epoch, on_wait=spec.echo)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -279,7 +283,11 @@ def _clear_away(spec: SessionSpec) -> None:
             f"ended {len(killed)} processes that an earlier attempt had left: {', '.join(map(str, killed))}"
         )
     sweep_run(spec.folder)
-    sweep_checkpoints(spec.folder.checkpoints_dir)
+    identity = read_identity(spec.folder)
+    run_id = None if identity is None else identity.id
+    for name in sweep_checkpoints(spec.folder.checkpoints_dir, run_id=run_id):
+        if not is_leftover(name):
+            spec.echo(f"{name} was never committed and is removed: its save was killed")
 
 
 def _settle(spec: SessionSpec) -> None:
@@ -333,22 +341,42 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
         result = _attempt(spec, lease, gathered, resolution)
         outcome = result.outcome
         assert outcome is not None
-        tried.append(_tried(outcome, resolution))
-        why = give_up(tried, spec.max_restarts)
-        if why is not None or spec.listener.request is not None:
-            if why:
-                spec.echo(why)
+        damage = found_damage(outcome.error, resolution)
+        if damage is None:
+            tried.append(_tried(outcome, resolution))
+            why = give_up(tried, spec.max_restarts)
+            if why is not None or spec.listener.request is not None:
+                if why:
+                    spec.echo(why)
+                return result
+            spec.echo(f"{_one_line(outcome)}; restart {len(tried)} of {spec.max_restarts}")
+        elif spec.listener.request is not None:
             return result
-        spec.echo(f"{_one_line(outcome)}; restart {len(tried)} of {spec.max_restarts}")
+        else:  # no restart: nothing was trained, and each time another checkpoint is taken
+            spec.echo(quarantine(spec.folder, damage, _writer(resolution)))
         _start_fork_server(spec)
         gathered, again = _resolve(spec)
         if gathered.registry.committed_sequence > committed:
             # What was given holds for the first start; once something is saved, the newest save counts.
             gathered, again = _resolve(replace(spec, reference="last", pin=None))
+        again = _not_the_same(again, damage)
         spec.on_resolution(again)
         if again.error is not None:
-            return result
+            return result if damage is None else _refused(again)
         resolution = again
+
+
+def _writer(resolution: Resolution) -> str:
+    """The id of the run that wrote the checkpoint."""
+    answer = resolution.answer
+    return answer.run_id if isinstance(answer, CheckpointRecord) else ""
+
+
+def _not_the_same(again: Resolution, damage: Damage | None) -> Resolution:
+    """``again``, an error where it leads to the damaged checkpoint once more: exactly that one was asked for."""
+    if damage is None or again.error is not None or again.path != damage.checkpoint:
+        return again
+    return replace(again, answer=None, error=nothing_else(damage, again))
 
 
 def _tried(outcome: Outcome, resolution: Resolution) -> Tried:
@@ -484,7 +512,7 @@ def _remove_pin(folder: RunFolder, say: Callable[[str], None]) -> None:
         registry.pin = None
 
     try:
-        edit(folder.registry, change)
+        edit(folder.registry, change, otherwise=lambda: rebuilt_registry(folder))
     except OSError as error:
         say(f"The pin could not be removed: {error.strerror or error}. `ckptrun unpin` does it.")
 
@@ -531,12 +559,28 @@ def _resolve_and_mark(spec: SessionSpec) -> tuple[Resolution, EvalFolder | None]
 
 
 def _evaluate(spec: SessionSpec) -> SessionResult:
+    damage: Damage | None = None
+    while True:
+        resolution, evaluation = _resolve_and_mark(spec)
+        again = _not_the_same(resolution, damage)
+        if again.error is not None and evaluation is not None:
+            evaluation.discard()
+        spec.on_resolution(again)
+        if again.error is not None:
+            spec.listener.finished()
+            return _refused(again)
+        result = _evaluate_one(spec, again, evaluation)
+        damage = found_damage(None if result.outcome is None else result.outcome.error, again)
+        if damage is None or evaluation is None or spec.listener.request is not None:
+            spec.listener.finished()
+            return result
+        spec.echo(quarantine(spec.folder, damage, _writer(again)))
+        _start_fork_server(spec)
+
+
+def _evaluate_one(spec: SessionSpec, resolution: Resolution, evaluation: EvalFolder | None) -> SessionResult:
     from ckptrun.fit.context import RankContext
 
-    resolution, evaluation = _resolve_and_mark(spec)
-    spec.on_resolution(resolution)
-    if resolution.error is not None:
-        return _refused(resolution)
     _prepare(spec)
     forced = ForcedEnd(spec.listener, None if evaluation is None else evaluation.path, spec.echo)
     identity = read_identity(spec.folder)
@@ -555,7 +599,6 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
     display = _display(spec, progress, lambda: context.metrics())
     context.say = display.say
     outcome, code = _ranks(spec, context, display, forced=forced)
-    spec.listener.finished()
     if evaluation is not None:
         metrics = outcome.results if spec.fn != "predict" else None
         try:

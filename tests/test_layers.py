@@ -186,7 +186,8 @@ def without_torch(tmp_path: Path) -> dict[str, str]:
     blocker = tmp_path / "blocker"
     blocker.mkdir()
     (blocker / "sitecustomize.py").write_text(BLOCKER)
-    return {**os.environ, "PYTHONPATH": str(blocker)}
+    given = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{blocker}{os.pathsep}{given}" if given else str(blocker)}
 
 
 @pytest.fixture
@@ -238,6 +239,9 @@ def test_the_blocker_blocks(without_torch: dict[str, str]) -> None:
         (("runs",), {0}),
         (("pin", "step:3"), {0}),
         (("unpin",), {0}),
+        (("keep", "step:3"), {0}),
+        (("unkeep", "step:3"), {0}),
+        (("verify", "demo"), {3}),
         (("save", "demo"), {2}),
         (("stop", "demo"), {2}),
         (("init", "fresh"), {0}),

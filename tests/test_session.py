@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 
 from ckptrun.checkpoint.commit import commit
-from ckptrun.checkpoint.manifest import Manifest
-from ckptrun.errors import RunInUseError, UsageError
+from ckptrun.checkpoint.manifest import Manifest, read_manifest
+from ckptrun.errors import DamagedCheckpointError, RunInUseError, UsageError
 from ckptrun.fit.context import RankContext
 from ckptrun.launch.plan import make_plan
-from ckptrun.records import JobFacts, Outcome, Resolution, ResolutionError, SavedCheckpoint, Stage, StopReason
+from ckptrun.records import (
+    Damage,
+    JobFacts,
+    Outcome,
+    Resolution,
+    ResolutionError,
+    SavedCheckpoint,
+    Stage,
+    StopReason,
+)
 from ckptrun.resolve.finished import Limits
 from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
@@ -187,6 +196,90 @@ def test_leftovers_of_a_killed_attempt_are_swept(folder: RunFolder) -> None:
     leftover.mkdir()
     run(folder, Rank(10), reference="last")
     assert not leftover.exists()
+
+
+def test_a_save_that_was_killed_before_its_manifest_is_swept(folder: RunFolder) -> None:
+    run(folder, Rank(5))
+    run_id = json.loads(Path(folder.run_json).read_text())["id"]
+    left = Path(folder.checkpoints_dir, "00000002-step-00000010")
+    left.mkdir()
+    (left / "state.ckpt").write_bytes(b"x")
+    (left / ".manifest.json.tmp").write_bytes(Manifest(run_id, 2, 10, 0, "periodic").to_json())
+    said: list[str] = []
+    run(folder, Rank(15), reference="last", echo=said.append)
+    assert any("00000002-step-00000010 was never committed and is removed" in text for text in said)
+    assert sorted(os.listdir(folder.checkpoints_dir)) == ["00000001-step-00000005", "00000003-step-00000015"]
+
+
+def test_epochs_go_on_where_the_lease_was_deleted(folder: RunFolder) -> None:
+    run(folder, Rank(5))
+    run(folder, Rank(10), reference="last")
+    os.unlink(folder.lease)
+    run(folder, Rank(15), reference="last")
+    lease = read_lease(folder.lease)
+    assert lease is not None
+    assert lease.epoch == 3
+    newest = max(os.listdir(folder.checkpoints_dir))
+    assert read_manifest(f"{folder.checkpoints_dir}/{newest}").lease_epoch == 3
+
+
+def test_a_takeover_is_noted_though_the_registry_is_gone(folder: RunFolder) -> None:
+    run(folder, Rank(5, 10))
+    os.unlink(folder.registry)
+    run(folder, Rank(15), reference="last")
+    registry = Registry.load(folder.registry)
+    assert [save["step"] for save in registry.saves] == [5, 10, 15]
+    assert registry.run_id == json.loads(Path(folder.run_json).read_text())["id"]
+
+
+# -- damage --------------------------------------------------------------------------------------------------
+
+
+class FindsDamage(Rank):
+    """Finds each checkpoint damaged that is in ``bad``, by step."""
+
+    def __init__(self, *steps: int, bad: set[int]) -> None:
+        super().__init__(*steps)
+        self.bad = bad
+
+    def __call__(self, context: RankContext) -> Outcome:
+        taken = context.resolution
+        if taken.step in self.bad and taken.path is not None:
+            self.contexts.append(context)
+            damage = Damage(taken.path, "state.ckpt", f"step {taken.step} is damaged")
+            return Outcome(StopReason.EXCEPTION, error=DamagedCheckpointError(damage.why, damage=damage))
+        return super().__call__(context)
+
+
+def test_damage_takes_no_restart_and_comes_to_an_end(folder: RunFolder) -> None:
+    run(folder, Rank(5, 10, 15))
+    rank = FindsDamage(20, bad={15, 10})
+    result = run(folder, rank, reference="last", max_restarts=0)
+    assert (result.exit_code, result.resolution and result.resolution.step) == (0, 5)
+    assert [context.resolution.step for context in rank.contexts] == [15, 10, 5]
+    assert [attempt.exit_code for attempt in read_attempts(folder.attempts)] == [0, 3, 3, 0]
+    # The new save is good; what came before it is on its line or in quarantine.
+    rank = FindsDamage(bad={20, 5})
+    result = run(folder, rank, reference="last")
+    assert result.exit_code == 3
+    assert result.resolution is not None
+    assert result.resolution.error is not None
+    assert "none can be used" in result.resolution.error.message
+    assert len(Registry.load(folder.registry).quarantine) == 4
+
+
+@pytest.mark.parametrize("reference", ["step:10", "seq:2", "{path}"])
+def test_exactly_the_damaged_one_was_asked_for(folder: RunFolder, reference: str) -> None:
+    run(folder, Rank(5, 10, 15))
+    path = f"{folder.checkpoints_dir}/00000002-step-00000010"
+    rank = FindsDamage(20, bad={10})
+    result = run(folder, rank, reference=reference.format(path=path))
+    assert (result.exit_code, len(rank.contexts)) == (3, 1)
+    assert result.resolution is not None
+    error = result.resolution.error
+    assert error is not None
+    assert "step 10 is damaged" in error.message
+    assert "nearest good one" in (error.hint or "")
 
 
 # -- what is never started -----------------------------------------------------------------------------------

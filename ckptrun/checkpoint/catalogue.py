@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.manifest import Manifest, read_manifest
 from ckptrun.errors import DamagedCheckpointError, NoCheckpointError
 from ckptrun.records import CheckpointRecord, RejectedRecord
+from ckptrun.storage.retry import retried
 
 Examined: TypeAlias = CheckpointRecord | RejectedRecord
 
@@ -41,7 +43,7 @@ class Catalogue:
         """
         if self._names is None:
             try:
-                entries = os.listdir(self.path)
+                entries = retried(lambda: os.listdir(self.path))
             except FileNotFoundError:
                 entries = []
             except OSError as error:
@@ -96,7 +98,7 @@ def examine(folder: str) -> Examined:
         return RejectedRecord(name, folder, sequence, why, step, committed=committed, unreadable=unreadable)
 
     try:
-        manifest = read_manifest(folder)
+        manifest = retried(lambda: read_manifest(folder))
     except FileNotFoundError:
         if not os.path.lexists(folder):
             return rejected("gone")
@@ -129,7 +131,7 @@ def _fault_in_files(folder: str, manifest: Manifest) -> tuple[str | None, bool]:
     """What is wrong with the files, None where nothing is; and whether that is an I/O error."""
     for file in manifest.files:
         try:
-            size_bytes = os.stat(os.path.join(folder, file.path)).st_size
+            size_bytes = retried(partial(os.stat, os.path.join(folder, file.path))).st_size
         except (FileNotFoundError, NotADirectoryError):
             return f"lacks its file {file.path}", False
         except OSError as error:

@@ -3,13 +3,15 @@
     checkpoints/                                       a reader sees after a kill here
     1  .tmp-00000043-step-00001300.<pid>-<random>/     nothing new: names with .tmp- are nobody's checkpoint
          state.ckpt          written, hashed, fsynced    ... nothing new
+         .manifest.json.tmp  written, fsynced            ... nothing new
          (fsync of the folder: its entries are durable)  ... nothing new
     2  00000043-step-00001300/                         a folder without a manifest: not committed, turned down
-         state.ckpt                                    by every reader, and the save before it is the newest
-         (fsync of checkpoints/: the name is durable)
-         .manifest.json.tmp  written, fsynced          ... still without a manifest
+         (fsync of checkpoints/: the name is durable)  by every reader, and the save before it is the newest
     3    manifest.json       renamed into place        the checkpoint, whole: every byte it names is durable
          (fsync of the folder: the commit is durable)    (power loss here leaves state 2 or 3)
+
+    What a kill leaves in state 1 or 2 the next holder of the lease sweeps away; .manifest.json.tmp says which run wrote
+    a folder in state 2.
 
     Deleting goes the other way, in one step that readers see:
     1  00000007-step-00000200/                         the checkpoint, whole
@@ -43,6 +45,7 @@ from ckptrun.storage.files import fsync_dir
 
 Writer = Callable[[BinaryIO], None]
 
+_UNPUBLISHED: Final = f".{MANIFEST_NAME}.tmp"
 _ROOM: Final = (
     "Free space on that disk, keep fewer checkpoints (save_top_k of ModelCheckpoint), "
     "or put run.root on another."
@@ -89,6 +92,13 @@ def commit(
         standing = temporary
         faults.reach("commit:temp-made", temporary)
         records = tuple(write_file(temporary, path, writer) for path, writer in files.items())
+        whole = replace(
+            manifest,
+            files=records,
+            saved_at=manifest.saved_at or time.time(),
+            save_s=round(manifest.save_s + time.monotonic() - started, 3),
+        )
+        _write_unpublished(temporary, whole)
         _fsync_folders(temporary, files)
         faults.reach("commit:temp-synced", temporary)
 
@@ -98,13 +108,7 @@ def commit(
         fsync_dir(checkpoints_dir)
         faults.reach("commit:rename-synced", final)
 
-        whole = replace(
-            manifest,
-            files=records,
-            saved_at=manifest.saved_at or time.time(),
-            save_s=round(manifest.save_s + time.monotonic() - started, 3),
-        )
-        _publish(final, whole)
+        _publish(final)
     except BaseException as error:
         if standing is not None:
             _discard(checkpoints_dir, standing, name)
@@ -193,11 +197,14 @@ def delete(checkpoints_dir: str, name: str) -> bool:
     return True
 
 
-def sweep(checkpoints_dir: str) -> list[str]:
+def sweep(checkpoints_dir: str, *, run_id: str | None = None) -> list[str]:
     """Remove what killed saves and deletions left behind; only for the holder of the run's lease.
 
-    Touches only temporary and trash folders whose names ckptrun made. What cannot be removed is left for the
-    next time.
+    Touches only temporary and trash folders whose names ckptrun made, and folders that were renamed and never got their
+    manifest. What cannot be removed is left for the next time.
+
+    Args:
+        run_id: this run's; a folder without a manifest goes only where it says that this run wrote it. None: none goes.
 
     Returns:
         The names that are gone. Empty where the folder does not exist.
@@ -212,12 +219,25 @@ def sweep(checkpoints_dir: str) -> list[str]:
     gone = []
     for entry in sorted(entries):
         folder = os.path.join(checkpoints_dir, entry)
-        if _is_leftover(entry) and not os.path.islink(folder) and os.path.isdir(folder):
+        if not (is_leftover(entry) or (run_id and _is_unpublished(folder, entry, run_id))):
+            continue
+        if not os.path.islink(folder) and os.path.isdir(folder):
             faults.reach("sweep:folder", folder)
             _remove_tree(folder)
             if not os.path.lexists(folder):
                 gone.append(entry)
     return gone
+
+
+def _is_unpublished(folder: str, entry: str, run_id: str) -> bool:
+    """Whether a folder under a checkpoint's name is a save of this run that was killed before its commit."""
+    if naming.parse(entry) is None or os.path.lexists(os.path.join(folder, MANIFEST_NAME)):
+        return False
+    try:
+        with open(os.path.join(folder, _UNPUBLISHED), "rb") as file:
+            return Manifest.from_json(file.read()).run_id == run_id
+    except (OSError, CkptrunError):
+        return False
 
 
 def _own_name(checkpoints_dir: str, prefix: str, name: str) -> str:
@@ -226,7 +246,8 @@ def _own_name(checkpoints_dir: str, prefix: str, name: str) -> str:
     return os.path.join(checkpoints_dir, f"{prefix}{name}.{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def _is_leftover(entry: str) -> bool:
+def is_leftover(entry: str) -> bool:
+    """Whether a name is one of those that a save or a deletion under way gives."""
     for prefix in (naming.TEMPORARY_PREFIX, naming.TRASH_PREFIX):
         if entry.startswith(prefix):
             return naming.parse(entry.removeprefix(prefix)) is not None
@@ -255,15 +276,18 @@ def _rename(temporary: str, final: str) -> None:
     os.rename(temporary, final)
 
 
-def _publish(folder: str, manifest: Manifest) -> None:
-    """Write the manifest; from its rename on, the checkpoint is committed."""
-    temporary = os.path.join(folder, f".{MANIFEST_NAME}.tmp")
-    with open(temporary, "xb") as file:
+def _write_unpublished(folder: str, manifest: Manifest) -> None:
+    """Write the manifest under the name that does not count yet."""
+    with open(os.path.join(folder, _UNPUBLISHED), "xb") as file:
         file.write(manifest.to_json())
         file.flush()
         os.fsync(file.fileno())
     faults.reach("commit:manifest-written", folder)
-    os.rename(temporary, os.path.join(folder, MANIFEST_NAME))
+
+
+def _publish(folder: str) -> None:
+    """Give the manifest its name: from here on the checkpoint is committed."""
+    os.rename(os.path.join(folder, _UNPUBLISHED), os.path.join(folder, MANIFEST_NAME))
     faults.reach("commit:manifest-renamed", folder)
     fsync_dir(folder)
     faults.reach("commit:done", folder)

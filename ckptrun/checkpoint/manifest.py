@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ckptrun.errors import DamagedCheckpointError
 from ckptrun.records import CheckpointRecord, FileRecord
+from ckptrun.storage.files import write_atomic
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
@@ -53,6 +54,8 @@ class Manifest:
     job: str | None = None  # SLURM job or array task that wrote it
     callbacks: tuple[dict[str, Any], ...] = ()  # the registry's callback entries at that time
     loops: dict[str, Any] = field(default_factory=dict)  # epoch, batch and stage point, for a reader
+    noted: tuple[dict[str, Any], ...] = ()  # {"reason", "owner", "job"}: further reasons for the same state
+    finished: dict[str, Any] | None = None  # the registry's note of the end, where training ended here
     extra: dict[str, Any] = field(default_factory=dict)  # keys that this version does not know
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class Manifest:
         ]
         value["saved_for"] = list(self.saved_for)
         value["callbacks"] = list(self.callbacks)
+        value["noted"] = list(self.noted)
         return {**self.extra, **value}
 
     def to_json(self) -> bytes:
@@ -139,6 +143,8 @@ class Manifest:
                 entry for entry in _typed(value, "callbacks", list, []) if isinstance(entry, dict)
             ),
             loops=_typed(value, "loops", dict, {}),
+            noted=tuple(entry for entry in _typed(value, "noted", list, []) if isinstance(entry, dict)),
+            finished=None if value.get("finished") is None else _typed(value, "finished", dict),
             extra={key: entry for key, entry in value.items() if key not in _KNOWN},
         )
 
@@ -216,3 +222,18 @@ def read_manifest(folder: str) -> Manifest:
     """
     with open(os.path.join(folder, MANIFEST_NAME), "rb", buffering=0) as file:
         return Manifest.from_json(file.read())
+
+
+def amend(folder: str, change: Callable[[Manifest], Manifest]) -> None:
+    """Replace the manifest of a committed checkpoint by what ``change`` makes of it: what became known after the save.
+
+    Whole and durable, so that a reader and a crash find the old or the new one.
+
+    Raises:
+        OSError: it cannot be read or written; it is as it was.
+        DamagedCheckpointError: it is not a manifest.
+    """
+    manifest = read_manifest(folder)
+    changed = change(manifest)
+    if changed != manifest:
+        write_atomic(os.path.join(folder, MANIFEST_NAME), changed.to_json(), durable=True)

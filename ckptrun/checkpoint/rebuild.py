@@ -95,8 +95,14 @@ def _note(registry: Registry, found: list[tuple[str, Manifest]]) -> list[str]:
         if manifest.callbacks:
             registry.callbacks = [dict(entry) for entry in manifest.callbacks]
         registry.note_saved(manifest.to_record(name), manifest.saved_for, save_s=manifest.save_s)
+        for note in manifest.noted:
+            registry.note_again(name, str(note.get("reason")), note.get("owner"), job=note.get("job"))
+        registry.finished = manifest.finished
         for entry in registry.callbacks:
-            if entry.get("state_key") in manifest.saved_for:
+            if entry.get("state_key") in (
+                *manifest.saved_for,
+                *(note.get("owner") for note in manifest.noted),
+            ):
                 _score(entry, name, manifest)
         noted.append(name)
     return noted

@@ -78,6 +78,8 @@ def _protection(
             return why
     if registry.pin is not None and registry.pin["path"] in (record.path, record.name):
         return "pinned"
+    if record.name in registry.quarantine:
+        return "in quarantine"
     if record.name in registry.keeps:
         return "kept by the user"
     for reason, name in registry.holds.items():

@@ -37,7 +37,9 @@ _IN_TORCH: Final = frozenset(
 def _encode_array(obj: np.ndarray[Any, Any], _: Walk) -> Fields:
     descr = _dtype_fields(obj.dtype)
     # torch takes no negative strides, warns of read-only memory, and would save the gaps of a view too.
-    if not (obj.flags.c_contiguous or obj.flags.f_contiguous) or not obj.flags.writeable:
+    # An array of one element counts as contiguous whatever its strides are.
+    has_gaps = not (obj.flags.c_contiguous or obj.flags.f_contiguous) or min(obj.strides, default=0) < 0
+    if has_gaps or not obj.flags.writeable:
         obj = obj.copy(order="K")
     if obj.dtype.isnative and f"{obj.dtype.kind}{obj.dtype.itemsize}" in _IN_TORCH:
         return {"data": torch.from_numpy(obj)}

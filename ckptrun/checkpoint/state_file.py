@@ -15,11 +15,9 @@ page is only met there.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, Final
 
@@ -28,17 +26,12 @@ import torch
 from ckptrun import faults
 from ckptrun.checkpoint.checksum import RawReader, checksum_of
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
+from ckptrun.records import Damage
+from ckptrun.storage.retry import Patience, forget_cached
 
 ZIP_CRC: Final = False  # goes into the manifest as ``zip_crc``
 
-# What a network file system or a failing cable gives and, asked again, may not give. Absence and missing
-# rights are not among them.
-_TRANSIENT: Final = frozenset(
-    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ECONNRESET, errno.EREMOTEIO}
-)
 LARGE_BYTES = 32 << 20  # from here on a thread that hashes is worth its start
-RETRY_WAITS_S: tuple[float, ...] = (0.1, 0.5, 2.0)
-
 _crc_option = threading.Lock()  # older torch keeps the option for the process, newer for the thread
 
 
@@ -71,38 +64,46 @@ def read_state(path: str, *, checksum: str | None = None, size_bytes: int | None
         size_bytes: what the manifest says; None: not compared.
 
     Raises:
-        DamagedCheckpointError: the file is missing, has the wrong size, twice the wrong checksum, or is no
-            torch file.
+        DamagedCheckpointError: in two reads the file is missing, has the wrong size or the wrong checksum, or is
+            no torch file; its ``damage`` says which.
         NoCheckpointError: it may be whole and could not be read (an I/O error that stays after some retries,
             or missing rights).
         IncompatibleError: it holds objects that ``weights_only=True`` refuses, or has a checksum of a kind
             that this version does not know.
     """
-    waits_s = iter(RETRY_WAITS_S)
-    # A wrong checksum is read a second time: a cache or the network may have erred.
+    patience = Patience()
+    # What is wrong is read a second time, from the disk: a cache or the network may have erred.
     mistrusted = False
     while True:
         try:
             with _File(path) as raw:
-                state, wrong = _checked(raw, path, checksum, size_bytes)
-                if wrong is None:
-                    return state
-                if mistrusted:
-                    raise DamagedCheckpointError(wrong, hint=_INSTEAD)
-                mistrusted = True
+                try:
+                    return _read(raw, path, checksum, size_bytes)
+                except DamagedCheckpointError:
+                    if mistrusted:
+                        raise
+                    forget_cached(raw.fileno())
         except FileNotFoundError:
-            raise DamagedCheckpointError(f"{path} is missing", hint=_INSTEAD) from None
+            if mistrusted:
+                raise _damaged(path, f"{path} is missing") from None
         except OSError as error:
-            wait_s = next(waits_s, None) if error.errno in _TRANSIENT else None
-            if wait_s is None:
-                raise NoCheckpointError(
-                    f"{path} could not be read: {error.strerror or error}",
-                    hint="It may be whole. Look at that disk or mount and the file's rights, then try again.",
-                ) from error
-            time.sleep(wait_s)
+            if patience.again(error):
+                continue
+            raise NoCheckpointError(
+                f"{path} could not be read: {error.strerror or error}",
+                hint="It may be whole. Look at that disk or mount and the file's rights, then try again.",
+            ) from error
+        mistrusted = True
 
 
 _INSTEAD: Final = "Resume from another checkpoint of the run; `ckptrun resolve --ckpt last` lists them."
+
+
+def _damaged(
+    path: str, why: str, *, expected: str | None = None, found: str | None = None
+) -> DamagedCheckpointError:
+    folder, name = os.path.split(os.path.abspath(path))
+    return DamagedCheckpointError(why, hint=_INSTEAD, damage=Damage(folder, name, why, expected, found))
 
 
 class _File(io.FileIO):
@@ -133,18 +134,29 @@ class _Beside:
         return count
 
 
-def _checked(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -> tuple[Any, str | None]:
-    """The file's state and None; or None and what is wrong with its bytes."""
+def _read(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -> Any:
+    """Compare size and checksum, and load.
+
+    Raises:
+        DamagedCheckpointError: the bytes are not those that were written.
+    """
     found_bytes = os.fstat(raw.fileno()).st_size
     if size_bytes is not None and found_bytes != size_bytes:
         kind = "is truncated" if found_bytes < size_bytes else "is too long"
-        return None, f"{path} {kind}: found {found_bytes} bytes, expected {size_bytes}"
+        raise _damaged(
+            path,
+            f"{path} {kind}: found {found_bytes} bytes, expected {size_bytes}",
+            expected=f"{size_bytes} bytes",
+            found=f"{found_bytes} bytes",
+        )
     if checksum is None:
-        return _load(raw, path), None
+        return _load(raw, path)
     if found_bytes < LARGE_BYTES:
         wrong = _wrong_checksum(raw, path, checksum)
         raw.seek(0)
-        return (_load(raw, path), None) if wrong is None else (None, wrong)
+        if wrong is not None:
+            raise wrong
+        return _load(raw, path)
     with ThreadPoolExecutor(1, "ckptrun-checksum") as pool:
         hashing = pool.submit(_wrong_checksum, _Beside(raw.fileno()), path, checksum)
         try:
@@ -153,16 +165,19 @@ def _checked(raw: _File, path: str, checksum: str | None, size_bytes: int | None
             wrong = hashing.result()
             if wrong is None:
                 raise
-            return None, wrong
+            raise wrong from None
         wrong = hashing.result()
-    return (state, None) if wrong is None else (None, wrong)
+    if wrong is not None:
+        raise wrong
+    return state
 
 
-def _wrong_checksum(raw: RawReader, path: str, checksum: str) -> str | None:
+def _wrong_checksum(raw: RawReader, path: str, checksum: str) -> DamagedCheckpointError | None:
     found, _ = checksum_of(raw, checksum.partition(":")[0])
     if found == checksum:
         return None
-    return f"{path} is damaged: found the checksum {found}, expected {checksum}"
+    why = f"{path} is damaged: found the checksum {found}, expected {checksum}"
+    return _damaged(path, why, expected=checksum, found=found)
 
 
 def _load(raw: _File, path: str) -> Any:
@@ -180,8 +195,8 @@ def _load(raw: _File, path: str) -> Any:
                 hint="They would run code of their own when loaded. Save them as plain values or tensors.",
             ) from error
         reason = str(error).strip().split("\n", 1)[0]
-        raise DamagedCheckpointError(
-            f"{path} cannot be read as a torch file: {type(error).__name__}: {reason}", hint=_INSTEAD
+        raise _damaged(
+            path, f"{path} cannot be read as a torch file: {type(error).__name__}: {reason}"
         ) from error
 
 

@@ -44,12 +44,18 @@ COMMANDS: dict[str, Entry] = {
         "resolve", "resolve", "Explain which checkpoint a command would use; start nothing.", _LOOK
     ),
     "inspect": Entry("inspect", "inspect", "Show what is inside a checkpoint of any format.", _LOOK),
+    "verify": Entry("verify", "verify", "Check every byte of a checkpoint, or of all that a run has.", _LOOK),
+    "selftest": Entry(
+        "selftest", "selftest", "Prove that training resumes exactly, with your own model and data.", _LOOK
+    ),
     "status": Entry("status", "status", "Show the state of one run.", _LOOK),
     "runs": Entry("runs", "runs", "List all runs under a root.", _LOOK),
     "save": Entry("save", "save", "Ask a live run to save now, and wait until it has.", _STEER),
     "stop": Entry("stop", "stop", "Ask a live run to save and stop, and wait until it has.", _STEER),
     "pin": Entry("pin", "pin", "Name the checkpoint that commands use where no --ckpt is given.", _STEER),
     "unpin": Entry("unpin", "unpin", "Take a pin away.", _STEER),
+    "keep": Entry("keep", "keep", "Protect a checkpoint from deletion.", _STEER),
+    "unkeep": Entry("unkeep", "unkeep", "End the protection that `keep` gave.", _STEER),
     "init": Entry("init", "init", "Write a small working project to edit.", _BEGIN),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from ckptrun.cli.output import age, metrics_text, print_json, say, style, when
 from ckptrun.cli.settle import named_once, settle_run
 from ckptrun.records import Status
 from ckptrun.run.folder import RunFolder
+from ckptrun.run.registry import DamagedRegistryError, Registry
 from ckptrun.run.status import StatusRecord, read_status
 
 KEYS = (
@@ -48,7 +50,7 @@ def status(
     num_lines, shown = 0, ""
     in_place = sys.stdout.isatty()
     while watch and record is not None and record.status in _LIVE:
-        lines = describe(record) if in_place else [summary(record)]
+        lines = describe(record, decided(folder)) if in_place else [summary(record)]
         if in_place and num_lines:
             say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(lines))
         elif not json and summary(record) != shown:
@@ -62,9 +64,9 @@ def status(
         say(f"{folder.name}: it has never written a status")
     else:
         if in_place and num_lines:
-            say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(describe(record)))
+            say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(describe(record, decided(folder))))
         else:
-            say("\n".join(describe(record)))
+            say("\n".join(describe(record, decided(folder))))
     return 0
 
 
@@ -95,8 +97,29 @@ def summary(record: StatusRecord) -> str:
     return ", ".join([*parts, *filter(None, [metrics_text(_known(record))])])
 
 
-def describe(record: StatusRecord) -> list[str]:
-    """A run in a few lines, one fact a line."""
+def decided(folder: RunFolder) -> list[tuple[str, str]]:
+    """What the user decided about checkpoints, and what was set aside; empty where the registry does not say."""
+    try:
+        registry = Registry.load(folder.registry)
+    except (OSError, DamagedRegistryError):
+        return []
+    facts = []
+    if registry.pin is not None:
+        reference, path = registry.pin.get("reference"), registry.pin["path"]
+        facts.append(("pin", path if reference in (None, path) else f"{reference}: {path}"))
+    if registry.keeps:
+        facts.append(("kept", ", ".join(registry.keeps)))
+    if registry.quarantine:
+        facts.append(("quarantine", ", ".join(registry.quarantine)))
+    return facts
+
+
+def describe(record: StatusRecord, more: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """A run in a few lines, one fact a line.
+
+    Args:
+        more: further facts, each with its name; shown after the checkpoint.
+    """
     facts: list[tuple[str, str]] = [
         ("run", record.run),
         ("status", style(state(record), _COLOURS.get(record.status, "bold"))),
@@ -107,6 +130,7 @@ def describe(record: StatusRecord) -> list[str]:
     if record.metrics:
         facts.append(("metrics", metrics_text(_known(record), most=8)))
     facts.append(("checkpoint", record.checkpoint or "none yet"))
+    facts += more
     facts.append(("attempt", f"{record.attempt} ({record.fn})"))
     if record.status in _LIVE:
         ranks = ", ".join(f"{rank.rank}: pid {rank.pid} on {rank.host}" for rank in record.ranks)

@@ -17,20 +17,22 @@ import copy
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ckptrun._version import __version__
-from ckptrun.checkpoint.manifest import read_manifest
+from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from ckptrun.checkpoint.safe_state import decode, encode
 from ckptrun.checkpoint.state_file import read_state
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
 from ckptrun.fit.random_state import RandomState, capture_random_state
-from ckptrun.records import CheckpointRecord
+from ckptrun.records import CheckpointRecord, Damage
+from ckptrun.storage.retry import retried
 from ckptrun.strategies.compiled import for_checkpoint, for_module
 
 if TYPE_CHECKING:
@@ -219,22 +221,49 @@ def read_checkpoint(record: CheckpointRecord, name: str) -> dict[str, Any]:
     """One file of a checkpoint, its size and checksum verified on the way.
 
     Raises:
-        DamagedCheckpointError: it is not what the manifest says.
+        DamagedCheckpointError: in two reads it is not what the manifest says.
+        NoCheckpointError: the disk gives an error that stays, which says nothing about the file.
     """
-    try:
-        manifest = read_manifest(record.path)
-    except FileNotFoundError:
-        raise DamagedCheckpointError(
-            f"{record.path} is gone: it was there when it was chosen.", hint="Start the same command again."
-        ) from None
+    manifest = manifest_of(record)
     for file in manifest.files:
         if file.path == name:
-            state = read_state(
-                os.path.join(record.path, name), checksum=file.checksum, size_bytes=file.size_bytes
-            )
+            try:
+                state = read_state(
+                    os.path.join(record.path, name),
+                    checksum=file.checksum or None,
+                    size_bytes=file.size_bytes,
+                )
+            except DamagedCheckpointError as error:
+                if error.damage is not None:
+                    error.damage = replace(error.damage, checkpoint=record.path, file=name)
+                raise
             decoded: dict[str, Any] = decode(state)
             return decoded
-    raise DamagedCheckpointError(f"{record.path}: the manifest lists no {name}.")
+    raise _bad_manifest(record, f"its manifest lists no {name}")
+
+
+def manifest_of(record: CheckpointRecord) -> Manifest:
+    """The manifest, read once more where it is wrong: a cache or the network may have erred."""
+    try:
+        try:
+            return retried(lambda: read_manifest(record.path))
+        except (DamagedCheckpointError, FileNotFoundError):
+            return retried(lambda: read_manifest(record.path))
+    except FileNotFoundError:
+        raise _bad_manifest(record, "it is gone: it was there when it was chosen") from None
+    except DamagedCheckpointError as error:
+        raise _bad_manifest(record, error.message) from None
+    except OSError as error:
+        raise NoCheckpointError(
+            f"{record.path} could not be read: {error.strerror or error}",
+            hint="It may be whole. Look at that disk or mount and the file's rights, then try again.",
+        ) from error
+
+
+def _bad_manifest(record: CheckpointRecord, what: str) -> DamagedCheckpointError:
+    why = f"{record.path}: {what}"
+    damage = Damage(record.path, MANIFEST_NAME, why)
+    return DamagedCheckpointError(why, hint="Start the same command again.", damage=damage)
 
 
 def restore_weights(trainer: Trainer, state: dict[str, Any]) -> None:

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.commit import delete, preflight
-from ckptrun.checkpoint.manifest import Manifest, extend_line
+from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest, amend, extend_line
 from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
 from ckptrun.checkpoint.retention import PASSING, decide, names_to_delete
 from ckptrun.checkpoint.safe_state import encode
 from ckptrun.checkpoint.state_file import ZIP_CRC
-from ckptrun.errors import SaveError, UsageError
+from ckptrun.errors import DamagedCheckpointError, SaveError, UsageError
 from ckptrun.fit.capture import (
     Boundary,
     capture,
@@ -355,7 +355,10 @@ class CheckpointService:
             return
         self._newest = self._last.record if self._last is not None else None
         self.registry.note_again(ticket.name, reason, owner, job=self.trainer.context.job)
+        self._keep_notes(ticket.path, [(reason, owner)])
         self._write_registry()
+        if flight is None:
+            self._drop_old_holds()
 
     def drop(self, name: str, owner: str) -> None:
         """``owner`` no longer wants ``name``; it goes if nobody else does, and once what replaces it is committed."""
@@ -462,6 +465,7 @@ class CheckpointService:
         self.registry.note_saved(record, [owner] if owner else [], save_s=save_s)
         for reason, other in further:
             self.registry.note_again(record.name, reason, other, job=self.trainer.context.job)
+        self._keep_notes(record.path, further)
         self._write_registry()
 
     def _announce(self, record: CheckpointRecord, save_s: float, blocked_s: float) -> None:
@@ -508,6 +512,8 @@ class CheckpointService:
                 "max_epochs": options.max_epochs,
                 "max_time_s": options.max_time_s,
             }
+            ended = self.registry.finished
+            self._amend(newest.path, lambda manifest: replace(manifest, finished=ended))
             self._write_registry()
         return saved
 
@@ -579,6 +585,30 @@ class CheckpointService:
             extra={"zip_crc": ZIP_CRC},
         )
 
+    def _keep_notes(self, path: str, reasons: Sequence[tuple[SaveReason, str | None]]) -> None:
+        """Further reasons for a state that is saved, into its manifest."""
+        job = self.trainer.context.job
+        notes = [{"reason": str(reason), "owner": owner, "job": job} for reason, owner in reasons]
+        if notes:
+            self._amend(path, lambda manifest: _noted_again(manifest, notes))
+
+    def _amend(self, path: str, change: Callable[[Manifest], Manifest]) -> None:
+        """Keep with the checkpoint what the registry is told now, so that it can be rebuilt from the manifests."""
+        if not self._writes:
+            return
+        try:
+            if self._still_ours():
+                amend(path, change)
+        except (OSError, DamagedCheckpointError) as error:
+            self.trainer.context.say(f"{path}/{MANIFEST_NAME} could not be added to: {error}")
+
+    def _still_ours(self) -> bool:
+        """Whether this process may alter what is there: one that was overtaken while it saved must not."""
+        try:
+            return self.trainer.context.may_save()
+        except OSError:
+            return False  # what is not deleted now goes with a later save
+
     def _write_registry(self) -> None:
         if not self._writes:
             return
@@ -599,6 +629,8 @@ class CheckpointService:
     def _drop_old_holds(self) -> None:
         """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed; and what an
         evaluation or this attempt's start kept from going before."""
+        if not self._writes:
+            return
         held = set(self.registry.holds.values())
         old = [
             save["name"]
@@ -625,7 +657,7 @@ class CheckpointService:
         self._waiting_to_go -= {record.name for record in candidates}
         self._waiting_to_go |= {each.name for each in decisions if each.why in PASSING}
         names = names_to_delete(decisions)
-        if not names:
+        if not names or not self._still_ours():
             return
         self.registry.forget(names)
         self._write_registry()
@@ -682,6 +714,14 @@ class NoCheckpoints(CheckpointService):
         self.trainer.context.save_served(None, "nothing is saved here")
 
     def save_for_stop(self, request: StopRequest) -> None: ...
+
+
+def _noted_again(manifest: Manifest, notes: Sequence[dict[str, Any]]) -> Manifest:
+    """``manifest`` with further reasons for its state; unchanged where it says so already."""
+    first = manifest.saved_for[0] if manifest.saved_for else None
+    own = {"reason": manifest.reason, "owner": first, "job": manifest.job}
+    new = tuple(note for note in notes if note != own and note not in manifest.noted)
+    return replace(manifest, noted=(*manifest.noted, *new))
 
 
 def _key_of(position: dict[str, Any]) -> _Key:

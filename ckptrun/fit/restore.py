@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.errors import IncompatibleError
 from ckptrun.fit.capture import (
     STATE_FILE,
+    manifest_of,
     rank_file,
     read_checkpoint,
     read_init_weights,
@@ -76,7 +76,7 @@ def finish_restore(trainer: Trainer, state: dict[str, Any] | None) -> None:
 
 def _rank_state(trainer: Trainer, answer: CheckpointRecord) -> dict[str, Any]:
     """What this rank saved; where there were fewer ranks then, a state of its own made from the seed."""
-    names = {file.path for file in read_manifest(answer.path).files}
+    names = {file.path for file in manifest_of(answer).files}
     saved = sum(rank_file(rank) in names for rank in range(len(names)))
     if answer.weights_only or saved == 0:
         return {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptrun.errors import CkptrunError
-from ckptrun.records import Outcome, StopReason
+from ckptrun.records import Damage, Outcome, StopReason
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class RankError(CkptrunError):
         super().__init__(told["message"], hint=told["hint"])
         self.exit_code = int(told["exit_code"])
         self.type_name = str(told["type"])
+        damage = told.get("damage")
+        self.damage = None if damage is None else Damage(**damage)
         self.traceback_text = f"Rank {rank} on {host}:\n{told['traceback']}"
 
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
+from ckptrun.errors import DamagedCheckpointError
 from ckptrun.launch.inline import RankMain, run_inline
 from ckptrun.launch.parent_death import release_signals
 from ckptrun.launch.wire import Channel, Message
@@ -204,6 +205,7 @@ def _plain(outcome: Outcome, rank: int, folder: str | None) -> dict[str, Any]:
                 traceback.format_exception(type(shown), shown, _from_user_code(shown.__traceback__))
             ),
             "collective": _is_collective(error),
+            "damage": _damage(error),
         }
     results, stored = (None, None) if rank else _results(outcome.results, folder)
     return {
@@ -260,6 +262,11 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from (leaf for each in value for leaf in _leaves(each))
     else:
         yield value
+
+
+def _damage(error: BaseException) -> dict[str, Any] | None:
+    damage = error.damage if isinstance(error, DamagedCheckpointError) else None
+    return None if damage is None else asdict(damage)
 
 
 def _is_collective(error: BaseException) -> bool:

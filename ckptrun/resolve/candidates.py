@@ -19,6 +19,7 @@ from ckptrun.run.registry import Registry
 
 Verdict: TypeAlias = Literal["taken", "rejected", "not reached"]
 
+QUARANTINED = "quarantined: "
 ABANDONED = "on an abandoned line: the run went on from an earlier checkpoint"
 
 
@@ -63,7 +64,7 @@ def screen(record: Examined, registry: Registry, run_id: str) -> Examined:
             return reject(record, f"written by another run ({record.run_id or 'without an id'})", line=())
     note = registry.quarantine.get(record.name)
     if note is not None and not (isinstance(record, RejectedRecord) and not record.committed):
-        return reject(record, f"quarantined: {note.get('why', 'damaged')}")
+        return reject(record, f"{QUARANTINED}{note.get('why', 'damaged')}")
     return record
 
 

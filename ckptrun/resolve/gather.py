@@ -27,7 +27,9 @@ from ckptrun.resolve.rules import resolve
 from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.identity import read_identity
+from ckptrun.run.lease import read_lease
 from ckptrun.run.registry import DamagedRegistryError, Registry
+from ckptrun.storage.retry import retried
 
 
 class DiskView:
@@ -161,7 +163,7 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
         NoCheckpointError: the file, or the folder of checkpoints, cannot be read.
     """
     try:
-        registry = Registry.load(folder.registry)
+        registry = retried(lambda: Registry.load(folder.registry))
     except (FileNotFoundError, NotADirectoryError):
         if not catalogue.names():
             return Registry(run_id=_run_id(folder)), [], False
@@ -186,6 +188,29 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
         "(pins, keeps and quarantine notes are not in them)"
     )
     return registry, [told], True
+
+
+def rebuilt_registry(folder: RunFolder) -> Registry:
+    """The registry to begin an edit with where the file is missing or damaged; raises as :func:`load_registry`."""
+    return load_registry(folder, Catalogue(folder.checkpoints_dir))[0]
+
+
+def highest_epoch(folder: RunFolder) -> int:
+    """The highest epoch of the run's lease that anything but ``lease.json`` tells; 0 where that file is there.
+
+    Without it every manifest is read, as the newest one may be that of a holder who had been overtaken.
+
+    Raises:
+        OSError: ``lease.json`` is there and cannot be read.
+        NoCheckpointError: the registry, or the folder of checkpoints, cannot be read.
+    """
+    if read_lease(folder.lease) is not None:
+        return 0
+    catalogue = Catalogue(folder.checkpoints_dir)
+    registry = load_registry(folder, catalogue)[0]
+    epochs = [takeover["lease_epoch"] for takeover in registry.takeovers]
+    epochs += [manifest.lease_epoch for _, manifest in catalogue.manifests()]
+    return max(epochs, default=0)
 
 
 def _run_id(folder: RunFolder) -> str:
@@ -245,7 +270,7 @@ def gather(folder: RunFolder, **question: Unpack[Question]) -> Gathered:
 
 def _attempts(folder: RunFolder) -> tuple[AttemptRecord, ...]:
     try:
-        return tuple(read_attempts(folder.attempts))
+        return tuple(retried(lambda: read_attempts(folder.attempts)))
     except OSError as error:
         raise NoCheckpointError(
             f"{folder.attempts} cannot be read: {error.strerror or error}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ckptrun.checkpoint import naming
 from ckptrun.errors import NoCheckpointError
-from ckptrun.records import CheckpointRecord, FreshStart, RejectedRecord, ResolutionError
+from ckptrun.records import Candidate, CheckpointRecord, FreshStart, RejectedRecord, ResolutionError
 from ckptrun.resolve.candidates import ABANDONED, Line, Trail, current_line
 from ckptrun.resolve.facts import CatalogueView, Examined, ResolveFacts
 from ckptrun.resolve.reference import KNOWN_FORMS, Reference, nearest_word
@@ -258,7 +258,7 @@ def find_numbered(reference: Reference, facts: ResolveFacts, view: CatalogueView
         return found.fail(
             3,
             f"The checkpoint of {kind} {number} cannot be used: {found.trail.rejections()}.",
-            _nearest(kind, number, numbers),
+            _good_instead(found.trail.candidates[-1], facts, view),
         )
     message = f"Run {facts.run_name!r} has no checkpoint of {kind} {number}."
     return found.fail(3, message, _nearest(kind, number, numbers))
@@ -323,7 +323,7 @@ def find_path(reference: Reference, facts: ResolveFacts, view: CatalogueView) ->
     return found.fail(3, f"{path}: {thing.why}.", hint)
 
 
-def _good_instead(record: RejectedRecord, facts: ResolveFacts, view: CatalogueView) -> str:
+def _good_instead(record: RejectedRecord | Candidate, facts: ResolveFacts, view: CatalogueView) -> str:
     """The good checkpoint nearest to a damaged one, for the hint."""
     try:
         names = sorted(view.names(), key=lambda name: abs(_sequence(name) - (record.sequence or 0)))

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.errors import CkptrunError, IncompatibleError, NoCheckpointError, UsageError
 from ckptrun.records import CheckpointRecord, ResolutionError
-from ckptrun.resolve.gather import Gathered, gather, load_registry
+from ckptrun.resolve.gather import Gathered, gather, rebuilt_registry
 from ckptrun.resolve.rules import find
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry, edit
@@ -74,7 +73,8 @@ def unpin(folder: RunFolder) -> dict[str, Any] | None:
 
 def keep(folder: RunFolder, reference: str) -> CheckpointRecord:
     """Protect the checkpoint that ``reference`` is now from deletion; raises as :func:`pin`."""
-    record = _own(folder, _checkpoint_of(gather(folder), reference))
+    record = _checkpoint_of(gather(folder), reference)
+    _own(folder, record.path)
 
     def change(registry: Registry) -> None:
         if record.name not in registry.keeps:
@@ -84,16 +84,51 @@ def keep(folder: RunFolder, reference: str) -> CheckpointRecord:
     return record
 
 
-def unkeep(folder: RunFolder, reference: str) -> bool:
-    """End that protection; False where it was not protected. Raises as :func:`pin`."""
-    record = _own(folder, _checkpoint_of(gather(folder), reference))
+def unkeep(folder: RunFolder, reference: str) -> str | None:
+    """End that protection; returns the checkpoint's path, None where it was not protected.
+
+    The folder's name, or a path to it, also ends that of one that is gone or damaged.
+
+    Raises:
+        UsageError: the reference names no checkpoint, or is not understood.
+        NoCheckpointError: there is no such checkpoint.
+        OSError: the registry cannot be written.
+    """
 
     def change(registry: Registry) -> bool:
-        was_kept = record.name in registry.keeps
-        registry.keeps = [name for name in registry.keeps if name != record.name]
+        was_kept = name in registry.keeps
+        registry.keeps = [kept for kept in registry.keeps if kept != name]
         return was_kept
 
-    return _edit(folder, change)
+    name = os.path.basename(reference.rstrip("/"))
+    path = os.path.join(folder.checkpoints_dir, name)
+    if name not in rebuilt_registry(folder).keeps:
+        path = _own(folder, checkpoint_path(folder, reference))
+        name = os.path.basename(path)
+    return path if _edit(folder, change) else None
+
+
+def checkpoint_path(folder: RunFolder, reference: str) -> str:
+    """The folder of the checkpoint that ``reference`` leads to, or would if it were whole.
+
+    Raises:
+        UsageError: the reference names no checkpoint, or is not understood.
+        NoCheckpointError: there is no such checkpoint.
+    """
+    gathered = gather(folder, fn="validate", reference=reference, allow_fallback=False)
+    gathered.registry.quarantine.clear()
+    found = find(reference, gathered.facts, gathered.registry, gathered.view)
+    if isinstance(found.answer, CheckpointRecord):
+        return found.answer.path
+    rejected = [candidate.path for candidate in found.trail.candidates if candidate.verdict == "rejected"]
+    if found.error is not None and found.error.exit_code == 3 and rejected:
+        return rejected[-1] if reference.startswith(("step:", "epoch:", "seq:")) else rejected[0]
+    if found.error is not None:
+        raise as_error(found.error)
+    raise UsageError(
+        f"{reference} is no checkpoint of ckptrun.",
+        hint="Name one that is there, as in last, best or step:N.",
+    )
 
 
 def _checkpoint_of(gathered: Gathered, reference: str) -> CheckpointRecord:
@@ -112,17 +147,14 @@ def _checkpoint_of(gathered: Gathered, reference: str) -> CheckpointRecord:
     return found.answer
 
 
-def _own(folder: RunFolder, record: CheckpointRecord) -> CheckpointRecord:
-    if os.path.dirname(record.path) != folder.checkpoints_dir:
+def _own(folder: RunFolder, path: str) -> str:
+    if os.path.dirname(path) != folder.checkpoints_dir:
         raise UsageError(
-            f"{record.path} is not a checkpoint of run {folder.name!r}, which never deletes it anyway.",
+            f"{path} is not a checkpoint of run {folder.name!r}, which never deletes it anyway.",
             hint="Give the --run that it belongs to.",
         )
-    return record
+    return path
 
 
 def _edit(folder: RunFolder, change: Callable[[Registry], T]) -> T:
-    def otherwise() -> Registry:
-        return load_registry(folder, Catalogue(folder.checkpoints_dir))[0]
-
-    return edit(folder.registry, change, otherwise=otherwise)
+    return edit(folder.registry, change, otherwise=lambda: rebuilt_registry(folder))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ckptrun.errors import NoCheckpointError, UsageError
 from ckptrun.records import AttemptRecord, CheckpointRecord, FreshStart, Resolution, StopReason
 from ckptrun.resolve.best import find_best
-from ckptrun.resolve.candidates import not_reached
+from ckptrun.resolve.candidates import QUARANTINED, not_reached
 from ckptrun.resolve.facts import CatalogueView, ResolveFacts
 from ckptrun.resolve.lookups import (
     Found,
@@ -285,6 +285,11 @@ def _finish(
     if facts.init_from is not None and isinstance(found.answer, CheckpointRecord | str):
         found.notices.append(f"--init-from {facts.init_from} is passed over: a checkpoint is used")
     candidates, num = list(found.trail.candidates), 0
+    for candidate in candidates:
+        if candidate.verdict == "rejected" and candidate.why.startswith(QUARANTINED):
+            found.notices.append(
+                f"Quarantine ends where `ckptrun verify {candidate.path}` finds the checkpoint good"
+            )
     try:
         names = view.names()
     except NoCheckpointError:

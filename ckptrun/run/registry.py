@@ -121,7 +121,7 @@ class Registry:
         What :func:`edit` changed in the file since this object was loaded or saved is taken over first.
 
         Raises:
-            OSError: it could not be written; the file is as it was.
+            OSError: it could not be written, or somebody has taken the run over since; the file is as it was.
         """
         with _locked(path):
             self._adopt_edits(path)
@@ -134,6 +134,9 @@ class Registry:
             theirs = Registry.load(path)
         except (FileNotFoundError, DamagedRegistryError):
             return  # what is in memory is better than that
+        if _newest_epoch(theirs) > _newest_epoch(self):
+            # What an overtaken holder knows is old, and what it saves from now on is ignored by all readers.
+            raise OSError(errno.ESTALE, "another process has taken the run over", path)
         self.pin, self.keeps, self.quarantine = theirs.pin, theirs.keeps, theirs.quarantine
 
     def _write(self, path: str) -> None:
@@ -197,6 +200,7 @@ class Registry:
         """Note that the holder of ``lease_epoch`` took over when the save counter stood at ``sequence``."""
         self.takeovers = [entry for entry in self.takeovers if entry.get("lease_epoch") != lease_epoch]
         self.takeovers.append({"lease_epoch": lease_epoch, "sequence": sequence})
+        self.sequence = max(self.sequence, sequence)  # a number that a killed save had is not given out again
 
     # ---- what readers ask
 
@@ -290,6 +294,10 @@ def _locked(path: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _newest_epoch(registry: Registry) -> int:
+    return max((takeover.get("lease_epoch", 0) for takeover in registry.takeovers), default=0)
 
 
 def _stamp(stat: os.stat_result) -> _Stamp:

@@ -15,6 +15,7 @@ from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.errors import NoCheckpointError
 from ckptrun.records import CheckpointRecord, RejectedRecord
+from ckptrun.storage import retry
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def test_a_folder_that_cannot_be_read_is_never_absent(
         raise OSError(code, os.strerror(code), path)
 
     monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr(retry, "RETRY_WAITS_S", (0.0, 0.0))
     with pytest.raises(NoCheckpointError, match="cannot be listed") as caught:
         Catalogue(str(folder)).names()
     assert caught.value.exit_code == 3
@@ -137,6 +139,7 @@ def test_an_io_error_is_not_damage(folder: Path, monkeypatch: pytest.MonkeyPatch
         return real(path, **more)
 
     monkeypatch.setattr(os, "stat", fail)
+    monkeypatch.setattr(retry, "RETRY_WAITS_S", (0.0, 0.0))
     record = rejected(folder, name)
     assert record.unreadable
     assert "Input/output error" in record.why

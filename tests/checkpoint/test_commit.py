@@ -150,6 +150,11 @@ def test_killed_at_every_point(folder: str, point: str) -> None:
     assert whole(folder) == committed
     assert [name for name in os.listdir(folder) if name.startswith(".")] == []
 
+    # Its run may also take away what was renamed and never got its manifest; nobody else's may.
+    assert sweep(folder, run_id="other") == []
+    sweep(folder, run_id="r")
+    assert sorted(os.listdir(folder)) == sorted(committed)
+
     following = f"{Catalogue(folder).highest_sequence() + 1:08d}-step-00000030"
     commit(folder, following, {"state.ckpt": writes(b"next")}, manifest(int(following[:8])))
     assert whole(folder) == [following, *committed]
@@ -354,6 +359,21 @@ def test_sweep_touches_only_leftovers(folder: str, tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
     assert sweep(folder) == []
     assert sweep(os.path.join(folder, "absent")) == []
+
+
+def test_a_folder_that_does_not_say_whose_it_is_stays(folder: str) -> None:
+    """A checkpoint that is being copied by hand has its files before its manifest."""
+    for name, manifest_text in (
+        (NEW, None),
+        ("00000003-a", b"{"),
+        ("00000004-a", manifest(4, run_id="x").to_json()),
+    ):
+        os.mkdir(os.path.join(folder, name))
+        Path(folder, name, "state.ckpt").write_bytes(b"copied")
+        if manifest_text is not None:
+            Path(folder, name, ".manifest.json.tmp").write_bytes(manifest_text)
+    assert sweep(folder, run_id="r") == []
+    assert len(os.listdir(folder)) == 4
 
 
 def test_two_writers_of_one_name_share_no_file(folder: str) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptrun.checkpoint.manifest import Manifest, extend_line, read_manifest
+from ckptrun.checkpoint.manifest import Manifest, amend, extend_line, read_manifest
 from ckptrun.errors import DamagedCheckpointError
 from ckptrun.records import FileRecord
 
@@ -100,3 +103,17 @@ def test_a_line_is_ranges_with_gaps_for_what_is_not_on_it() -> None:
     line = extend_line(line, 2)
     line = extend_line(line, 5)
     assert extend_line(line, 6) == ((1, 2), (5, 6))
+
+
+def test_what_becomes_known_later_is_added_whole(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    first = Manifest("r", 1, 10, 0, "periodic", line=((1, 1),), extra={"zip_crc": False})
+    Path(folder, "manifest.json").write_bytes(first.to_json())
+    note = {"reason": "hpc", "owner": None, "job": "7"}
+    end = {"name": "00000001-a", "sequence": 1, "by": "max_steps"}
+    amend(folder, lambda manifest: replace(manifest, noted=(note,), finished=end))
+    assert read_manifest(folder) == replace(first, noted=(note,), finished=end)
+    before = os.stat(os.path.join(folder, "manifest.json"))
+    amend(folder, lambda manifest: manifest)
+    assert os.stat(os.path.join(folder, "manifest.json")) == before, "nothing to add, nothing written"
+    assert os.listdir(folder) == ["manifest.json"]

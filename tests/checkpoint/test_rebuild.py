@@ -135,3 +135,18 @@ def test_what_is_older_than_the_registrys_notes_is_not_looked_into(folder: Path)
     del registry.saves[:2]
     assert catch_up(registry, Catalogue(str(folder))) == []
     assert [entry["sequence"] for entry in registry.saves] == [3]
+
+
+def test_what_was_noted_later_comes_back(folder: Path) -> None:
+    note = {"reason": "hpc", "owner": None, "job": "7"}
+    end = {"name": "00000002-a", "sequence": 2, "by": "max_steps", "max_steps": 2}
+    first = save(folder, 1, noted=(note, {"reason": "manual", "owner": None, "job": "7"}))
+    second = save(folder, 2, 0.5, noted=({"reason": "best", "owner": "mc", "job": None},), finished=end)
+    registry = rebuild_registry(Catalogue(str(folder)))
+    assert (registry.hpc, registry.holds) == ({"7": [first]}, {"hpc": first})
+    assert registry.saves[0]["notes"] == ["hpc", "manual"]
+    assert registry.saves[1]["notes"] == ["best"]
+    assert registry.callbacks[0]["best"] == second
+    assert registry.finished == end
+    save(folder, 3)
+    assert rebuild_registry(Catalogue(str(folder))).finished is None, "training went on"

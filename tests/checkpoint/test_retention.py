@@ -63,6 +63,7 @@ def test_what_no_callback_wants_goes() -> None:
         ),
         (lambda r: setattr(r, "pin", {"path": OLD.path}), OLD, "pinned"),
         (lambda r: r.keeps.append(NAME), OLD, "kept by the user"),
+        (lambda r: r.quarantine.update({NAME: {"why": "x"}}), OLD, "in quarantine"),
         (lambda r: r.note_again(NAME, "manual"), OLD, "the user asked"),
         (None, record(1, "manual", saved_for=()), "the user asked"),
         (None, record(1, "stop", saved_for=()), "the newest save by stop"),

@@ -17,6 +17,7 @@ from ckptrun.checkpoint.commit import write_file
 from ckptrun.checkpoint.state_file import read_state, write_state
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 from ckptrun.records import FileRecord
+from ckptrun.storage import retry
 
 
 def make_state() -> dict[str, Any]:
@@ -38,7 +39,7 @@ def written(tmp_path: pathlib.Path) -> tuple[str, FileRecord]:
 
 @pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_file, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retry, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture(params=["small", "large"])

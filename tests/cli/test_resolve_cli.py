@@ -1,7 +1,8 @@
-"""``resolve``, ``pin`` and ``unpin`` on a run with checkpoints."""
+"""``resolve``, ``pin`` and ``keep`` on a run with checkpoints."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,25 @@ def test_what_cannot_be_pinned(trained: Path, run_cli: RunCli, reference: str, c
     done = run_cli("pin", reference)
     assert done.code == code, done
     assert run_cli("unpin", "--json").document["was"] is None
+
+
+def test_what_is_kept_and_pinned_is_shown(trained: Path, run_cli: RunCli) -> None:
+    kept = run_cli("keep", "step:4", "--json")
+    assert kept.code == 0, kept
+    name = os.path.basename(kept.document["path"])
+    assert run_cli("keep", "last", "--run", "demo", "--root", "runs").code == 0
+    assert run_cli("pin", "best").code == 0
+    shown = run_cli("status").stdout
+    facts = {line.split()[0]: line for line in shown.splitlines()}
+    assert name in facts["kept"]
+    assert "best: " in facts["pin"]
+    gone = run_cli("unkeep", "step:4", "--json")
+    assert gone.document == {
+        "run": "demo",
+        "reference": "step:4",
+        "was_kept": True,
+        "path": kept.document["path"],
+    }
+    assert "did not keep" in run_cli("unkeep", "step:4").stdout
+    assert run_cli("unkeep", "step:77").code == 3
+    assert run_cli("keep", "none").code == 2

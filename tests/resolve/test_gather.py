@@ -13,9 +13,11 @@ from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.records import CheckpointRecord, FreshStart, JobFacts
-from ckptrun.resolve.gather import gather, resolve_run
+from ckptrun.resolve.gather import gather, highest_epoch, resolve_run
 from ckptrun.run.folder import RunFolder
-from ckptrun.run.registry import Registry
+from ckptrun.run.lease import Holder, Lease
+from ckptrun.run.registry import Registry, edit
+from ckptrun.storage import retry
 
 
 @pytest.fixture
@@ -107,6 +109,7 @@ def test_an_io_error_is_never_absent(
         raise OSError(code, os.strerror(code), path)
 
     monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr(retry, "RETRY_WAITS_S", (0.0, 0.0))
     resolution = resolve_run(run, reference=reference)
     assert not resolution.fresh
     assert resolution.error is not None
@@ -257,3 +260,17 @@ def test_the_record_is_whole(run: RunFolder) -> None:
     answer = resolve_run(run, reference="seq:1").answer
     assert isinstance(answer, CheckpointRecord)
     assert (answer.metrics, answer.job, answer.size_bytes) == ({"val_loss": 0.5}, "7", 10)
+
+
+def test_a_lease_that_was_lost_goes_on_after_the_highest_epoch(run: RunFolder) -> None:
+    assert highest_epoch(run) == 0
+    save(run, 1, lease_epoch=3)
+    save(run, 2, lease_epoch=2)  # of a holder who had been overtaken
+    assert highest_epoch(run) == 3
+    edit(run.registry, lambda registry: registry.note_takeover(5, 2))
+    assert highest_epoch(run) == 5, "its holder has committed nothing yet"
+    os.unlink(run.registry)
+    assert highest_epoch(run) == 3
+    lease = Lease.acquire(run.lease, Holder.this_process(job=None, command="x"), sequence=2, after_epoch=3)
+    assert (lease.epoch, highest_epoch(run)) == (4, 0), "lease.json knows it"
+    lease.release()

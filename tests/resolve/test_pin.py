@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,14 @@ def test_keep_and_unkeep(run: RunFolder) -> None:
     assert Registry.load(run.registry).keeps == ["00000001-a"]
     assert unkeep(run, "seq:1")
     assert not unkeep(run, "seq:1")
+    assert Registry.load(run.registry).keeps == []
+
+
+def test_what_is_gone_can_be_unkept_by_its_name(run: RunFolder) -> None:
+    path = save(run, 1)
+    keep(run, "last")
+    shutil.rmtree(path)
+    assert unkeep(run, os.path.basename(path)) == path
     assert Registry.load(run.registry).keeps == []
 
 

@@ -173,3 +173,17 @@ def test_a_failed_write_leaves_the_file_as_it_was(path: str, monkeypatch: pytest
     with pytest.raises(OSError, match="No space left"):
         Registry(run_id="other").save(path)
     assert Path(path).read_bytes() == before
+
+
+def test_one_that_was_overtaken_writes_nothing(path: str) -> None:
+    Registry(run_id="r").save(path)
+    overtaken = Registry.load(path)
+    edit(path, lambda registry: registry.note_takeover(2, 5))
+    theirs = Path(path).read_bytes()
+    overtaken.note_saved(record(6), [])
+    with pytest.raises(OSError, match="another process has taken the run over"):
+        overtaken.save(path)
+    assert Path(path).read_bytes() == theirs
+    taker = Registry.load(path)
+    assert taker.reserve_sequence() == 6, "the number that a killed save had is not given out again"
+    taker.save(path)
