@@ -27,6 +27,7 @@ from ckptrun.launch.early import take
 from ckptrun.launch.forced_end import ForcedEnd
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.inline import RankMain, run_inline
+from ckptrun.launch.meeting import Card, Meeting, Place, meet, new_card
 from ckptrun.launch.plan import LaunchPlan
 from ckptrun.launch.restarts import Tried, give_up
 from ckptrun.launch.supervisor import Display, Supervision, Supervisor
@@ -61,6 +62,7 @@ from ckptrun.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
+    from ckptrun.launch.hosts import Hosts
 
 _FORCED_END_S = 10.0  # far more than a forced end takes
 _NO_RESTART_HELPS = (
@@ -115,6 +117,7 @@ class SessionSpec:
     make_display: Callable[[Progress, Callable[[], dict[str, float]]], Display] | None = None
     start_method: str = "fork"  # how ranks begin under torchrun
     fork_server: ForkServer | None = None
+    hosts: Hosts | None = None  # the others, where this one leads several
 
 
 @dataclass(frozen=True)
@@ -159,22 +162,110 @@ def run_session(spec: SessionSpec) -> SessionResult:
         CkptrunError: nothing was started, and there is no resolution that could say why.
     """
     spec.listener.grace_s = spec.grace_s
-    _start_fork_server(spec)
+    if spec.plan.launcher == "torchrun":
+        _start_fork_server(spec)
     try:
-        if spec.fn != "fit":
-            return _evaluate(spec)
-        if spec.fast_dev_run:
-            return _fit_without_a_trace(spec)
-        return _fit(spec)
+        return _run(spec) if spec.plan.num_hosts == 1 else _run_on_several_hosts(spec)
     finally:
         if spec.fork_server is not None:
             spec.fork_server.close()
 
 
-def _start_fork_server(spec: SessionSpec) -> None:
-    """It imports torch while the checkpoint is chosen."""
-    if spec.plan.launcher == "torchrun" and (spec.fork_server is None or spec.fork_server.closed):
+def _run(spec: SessionSpec) -> SessionResult:
+    if spec.fn != "fit":
+        return _evaluate(spec)
+    if spec.fast_dev_run:
+        return _fit_without_a_trace(spec)
+    return _fit(spec)
+
+
+def _start_fork_server(spec: SessionSpec) -> ForkServer:
+    """The one that ranks come from, a new one where need be. It imports torch while the checkpoint is chosen."""
+    if spec.fork_server is None or spec.fork_server.closed:
         spec.fork_server = take(spec.plan.env, method=spec.start_method, fn=spec.fn)
+    return spec.fork_server
+
+
+# -- several hosts -------------------------------------------------------------------------------------------
+
+
+def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
+    """Meet the others; then lead them through the same story, or follow the one that does."""
+    from ckptrun.launch.follower import Following, follow
+    from ckptrun.launch.hosts import Hosts
+
+    place = Place(spec.plan.rdzv_endpoint or "", spec.plan.num_hosts, spec.plan.rdzv_timeout_s)
+    hosts = None
+    try:
+        card = new_card(
+            place,
+            nproc=spec.plan.num_ranks,
+            fn=spec.fn,
+            run=os.path.abspath(spec.folder.path),
+            version=versions()["ckptrun"],
+            config=spec.config_text or "",
+        )
+        meeting = _meet(spec, place, card)
+        if meeting is None:
+            return _stopped_before_it_began(spec)
+        if not meeting.leads:
+            following = Following(
+                place, card, spec.rank_main, spec.listener, lambda: _start_fork_server(spec), spec.echo
+            )
+            return SessionResult(follow(following, meeting))
+        spec.hosts = hosts = Hosts(place, spec.listener)
+        try:
+            hosts.gather(meeting)
+            result = _run(spec)
+        except CkptrunError as error:
+            hosts.dismiss(error.exit_code, f"the leader ended: {error.message}")
+            raise
+        hosts.dismiss(result.exit_code, _told_to_followers(result))
+        return result
+    finally:
+        if hosts is not None:
+            hosts.dismiss(1, "the leader ended")  # only where nothing was said yet
+        place.close()
+
+
+def _meet(spec: SessionSpec, place: Place, card: Card) -> Meeting | None:
+    return meet(
+        _start_fork_server(spec), place, card, over=lambda: spec.listener.request is not None, say=spec.echo
+    )
+
+
+def _meet_again(spec: SessionSpec) -> bool:
+    """Before another attempt: with those who are there, and whoever comes in place of a host that was lost."""
+    hosts = spec.hosts
+    if hosts is None:
+        return True
+    hosts.again()
+    try:
+        meeting = _meet(spec, hosts.place, hosts.card)
+        if meeting is not None:
+            hosts.gather(meeting)
+    except CkptrunError as error:
+        spec.echo(f"no other attempt: {error}")
+        return False
+    return meeting is not None
+
+
+def _stopped_before_it_began(spec: SessionSpec) -> SessionResult:
+    request = spec.listener.request
+    assert request is not None
+    spec.listener.finished()
+    spec.echo("stopped before all hosts had met")
+    return SessionResult(exit_code(Outcome(request.reason), request=request))
+
+
+def _told_to_followers(result: SessionResult) -> str:
+    if result.outcome is not None:
+        how = f"{result.outcome.stop_reason} at step {result.outcome.step}"
+        why = _one_line(result.outcome)
+        return f"the leader ended: {how}{'' if why is None else f', {why}'}"
+    if result.resolution is not None and result.resolution.error is not None:
+        return f"the leader ended: {result.resolution.error.message}"
+    return f"the leader ended: {result.nothing_left or 'nothing was started'}"
 
 
 # -- resolving -----------------------------------------------------------------------------------------------
@@ -339,7 +430,10 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
                 spec.echo(why)
             return result
         spec.echo(f"{_one_line(outcome)}; restart {len(tried)} of {spec.max_restarts}")
-        _start_fork_server(spec)
+        if spec.plan.launcher == "torchrun":
+            _start_fork_server(spec)
+        if not _meet_again(spec):
+            return result
         gathered, again = _resolve(spec)
         if gathered.registry.committed_sequence > committed:
             # What was given holds for the first start; once something is saved, the newest save counts.
@@ -639,8 +733,9 @@ def _torchrun(
         listener=spec.listener,
         hang_timeout_s=spec.hang_timeout_s,
         output=spec.output,
-        started=supervisor.ranks if supervisor is not None else lambda _: None,
+        started=supervisor.ranks if supervisor is not None else lambda *_: None,
         dump_with=dump_with,
+        hosts=spec.hosts,
     )
 
 
