@@ -97,15 +97,20 @@ def _hung(ends: Sequence[RankEnd], logs: str) -> LostRankError:
 def _named(ends: Sequence[RankEnd]) -> str:
     """``rank 2 on a``, ``ranks 2 and 3 on a``, ``ranks 1 on a and 2 on b``."""
     hosts = {end.host for end in ends}
-    names = [str(end.rank) if len(hosts) == 1 else f"{end.rank} on {end.host}" for end in ends]
-    who = f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
-    return f"{who} on {hosts.pop()}" if len(hosts) == 1 else who
+    if len(hosts) == 1:
+        return f"{_numbered([str(end.rank) for end in ends])} on {hosts.pop()}"
+    return _numbered([f"{end.rank} on {end.host}" for end in ends])
+
+
+def _numbered(names: Sequence[str]) -> str:
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _lost_host(end: RankEnd, ends: Sequence[RankEnd], logs: str) -> LostRankError:
-    there = sorted((each for each in ends if each.host_lost and each.host == end.host), key=lambda e: e.rank)
+    there = sorted(each.rank for each in ends if each.host_lost is not None and each.host == end.host)
     return LostRankError(
-        f"{_named(there)} {'is' if len(there) == 1 else 'are'} lost with the host: {end.host_lost}",
+        f"{_numbered([str(rank) for rank in there])} {'is' if len(there) == 1 else 'are'} lost with the host: "
+        f"{end.host_lost}",
         hint=f"What its ckptrun said stands in its own output, what its ranks printed in {logs}.",
     )
 

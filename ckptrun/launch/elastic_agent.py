@@ -182,9 +182,10 @@ def _join(options: dict[str, Any]) -> RendezvousHandler:
 
 def _exchange(store: Any, card: dict[str, Any], group_rank: int, num_hosts: int) -> list[dict[str, Any]]:
     """Every host's card, by the rank that the rendezvous gave it."""
+    store.set_timeout(datetime.timedelta(seconds=_CARDS_S))
     names = [f"ckptrun/card/{each}" for each in range(num_hosts)]
     store.set(names[group_rank], json.dumps(card))
-    store.wait(names, datetime.timedelta(seconds=_CARDS_S))
+    store.wait(names)
     return [json.loads(store.get(name)) for name in names]
 
 

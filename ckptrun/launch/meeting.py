@@ -35,7 +35,7 @@ from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.wire import Channel, Message
 
 _RENDEZVOUS_ID = "ckptrun"  # the same for all, so that who meets the wrong ones learns it from their cards
-_ANSWER_S = 30  # what a store may take to answer
+_ANSWER_S = 15  # what a store may take to answer
 _SAID_AFTER_S = 5.0
 _POLL_S = 0.1
 _AGAIN_S = 1.0
@@ -173,7 +173,7 @@ def meet(
         if kind == _NOT_ALL or time.monotonic() + _AGAIN_S >= deadline:
             raise HostError(
                 f"{place.num_hosts} hosts were to meet at {place.endpoint}, and not all came within "
-                f"{place.timeout_s:.0f} s ({why})",
+                f"{place.timeout_s:.0f} s{'' if kind == _NOT_ALL else f' ({why})'}",
                 hint="Start the same command on each of them; --nnodes says how many there are.",
             )
         # The one that served it has left, or its time for another try has come: so has everybody's.
