@@ -195,14 +195,14 @@ def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
     from ckptrun.launch.hosts import Hosts
 
     place = Place(spec.plan.rdzv_endpoint or "", spec.plan.num_hosts, spec.plan.rdzv_timeout_s)
-    hosts = None
+    hosts, found = None, versions()
     try:
         card = new_card(
             place,
             nproc=spec.plan.num_ranks,
             fn=spec.fn,
             run=os.path.abspath(spec.folder.path),
-            version=versions()["ckptrun"],
+            version=f"{found['ckptrun']} with torch {found.get('torch')}",
             config=spec.config_text or "",
         )
         meeting = _meet(spec, place, card)

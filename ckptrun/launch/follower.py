@@ -18,7 +18,7 @@ from typing import Any
 from ckptrun.environment.machine import oom_kills
 from ckptrun.launch.endpoint import interface_of
 from ckptrun.launch.fork_client import ForkServer
-from ckptrun.launch.hosts import rank_environment
+from ckptrun.launch.hosts import host_names, rank_environment
 from ckptrun.launch.inline import RankMain
 from ckptrun.launch.link import Link, say_hello
 from ckptrun.launch.meeting import Card, HostError, Meeting, Place, meet
@@ -58,7 +58,7 @@ def follow(following: Following, meeting: Meeting) -> int:
         HostError: the leader cannot be reached.
     """
     leader = meeting.leader
-    name = f"{leader.host} ({leader.address})"
+    name = host_names(meeting.cards)[leader.id]
     sock = _call(leader, following.card)
     following.place.close()
     following.say(f"following {name}, which leads")

@@ -33,6 +33,8 @@ from ckptrun.records import Outcome, Progress, StopReason
 from ckptrun.stop import StopListener, StopRequest, exit_code
 
 _CALL_S = 60.0  # how long a host that has met the others may take to call the leader
+_CALL_ANYWAY_S = 5.0  # after a stop
+_POLL_S = 0.2
 _LEAVE_S = 2.0  # to take its last order
 _GONE_S = 1.0  # where this host ends at once as well
 _SWEEP_S = 15.0  # how long it may take to end its ranks
@@ -92,10 +94,14 @@ class Hosts:
         names = host_names(meeting.cards)
         deadline = time.monotonic() + _CALL_S
         while missing := [card for card in meeting.cards[1:] if card.id not in self._followers]:
-            self.place.door.settimeout(max(0.01, deadline - time.monotonic()))
+            self.place.door.settimeout(_POLL_S)
             try:
                 sock, _ = self.place.door.accept()
             except TimeoutError:
+                if self._listener.request is not None:
+                    deadline = min(deadline, self._listener.request.at_monotonic + _CALL_ANYWAY_S)
+                if time.monotonic() < deadline:
+                    continue
                 raise HostError(
                     f"{', '.join(names[card.id] for card in missing)} met the others, and did not call this host",
                     hint=f"Can it reach {meeting.leader.address}:{meeting.leader.port}? Ranks need such ports too.",
@@ -171,12 +177,14 @@ class Hosts:
 
 
 def host_names(cards: list[Card]) -> dict[str, str]:
-    """What each host is called in messages, by id: with its address where several have the same name."""
-    names = [card.host for card in cards]
-    return {
-        card.id: card.host if names.count(card.host) == 1 else f"{card.host} ({card.address})"
-        for card in cards
-    }
+    """What each host is called in messages, by id: with its address, or a number, where several have the same name."""
+    names: dict[str, str] = {}
+    hosts = [card.host for card in cards]
+    for card in cards:
+        name = card.host if hosts.count(card.host) == 1 else f"{card.host} ({card.address})"
+        taken = sum(each == name or each.startswith(f"{name} #") for each in names.values())
+        names[card.id] = f"{name} #{taken + 1}" if taken else name
+    return names
 
 
 class _Relay(Channel):
@@ -217,16 +225,16 @@ class _LogThere(RankOutput):
 class RemoteRank(Rank):
     """A rank on another host."""
 
-    def through(self, link: Link, host: str) -> RemoteRank:
-        self._link, self.host = link, host
+    def on(self, follower: Follower) -> RemoteRank:
+        self.follower, self.host = follower, follower.name
         return self
 
     def kill(self) -> None:
         if self.code is None:
-            self._link.send("kill", rank=self.rank)
+            self.follower.link.send("kill", rank=self.rank)
 
     def ask_for_stacks(self) -> None:
-        self._link.send("stacks", rank=self.rank)
+        self.follower.link.send("stacks", rank=self.rank)
 
 
 class LeaderLaunch(TorchrunLaunch):
@@ -273,7 +281,7 @@ class LeaderLaunch(TorchrunLaunch):
             each = by_id[card.id]
             for number in range(first, first + card.nproc):
                 output = _LogThere(self._launch.log_path(number))
-                rank = RemoteRank(number, _Relay(each.link, number), output).through(each.link, each.name)
+                rank = RemoteRank(number, _Relay(each.link, number), output).on(each)
                 self._ranks[number] = rank
                 self._tell_stop(rank)
             first += card.nproc
@@ -314,13 +322,14 @@ class LeaderLaunch(TorchrunLaunch):
 
     def _of(self, host: Follower, number: int) -> Rank:
         rank = self._ranks[number]
-        assert rank.host == host.name
+        assert isinstance(rank, RemoteRank)
+        assert rank.follower is host
         return rank
 
     def _lose(self, host: Follower, why: str) -> None:
         host.swept = True
         for rank in self._ranks.values():
-            if isinstance(rank, RemoteRank) and rank.host == host.name and rank.code is None:
+            if isinstance(rank, RemoteRank) and rank.follower is host and rank.code is None:
                 rank.host_lost = f"{host.name} is gone ({why})"
                 self._ended(rank, -signal.SIGKILL)
                 rank.out_of_memory = False

@@ -39,6 +39,7 @@ _ANSWER_S = 15  # what a store may take to answer
 _SAID_AFTER_S = 5.0
 _POLL_S = 0.1
 _AGAIN_S = 1.0
+_LEAVE_S = 1.5  # longer than agents take to look whether all have come
 _NO_ANSWER = "RendezvousConnectionError"
 _NOT_ALL = "RendezvousTimeoutError"
 
@@ -157,15 +158,21 @@ def meet(
             return None
         attempt = _Attempt(server, place, card, serves=serves, timeout_s=remaining_s)
         try:
-            while (started := attempt.hear()) is None and attempt.failed is None and not over():
+            left_at = None
+            while (started := attempt.hear()) is None and attempt.failed is None:
                 says.after(_SAID_AFTER_S)
+                if left_at is None and over():
+                    # The last may have come a moment ago: then the others count on this one, and stop with it.
+                    left_at = time.monotonic() + _LEAVE_S
+                if left_at is not None and time.monotonic() > left_at:
+                    break
         except BaseException:
             attempt.give_up()
             raise
         if started is not None:
             return started
         attempt.give_up()
-        if attempt.failed is None:
+        if attempt.failed is None or over():
             return None
         kind, why = attempt.failed
         if not attempt.reached and kind == _NO_ANSWER:
