@@ -120,8 +120,8 @@ class StopListener:
         walltime_signals: signals that say that the walltime draws near.
         on_force: called at the second Ctrl-C.
         on_grace_over: called when the grace period is over and :meth:`finished` was not called.
-        on_ending: called before each of these two, and before the end at the third Ctrl-C, with whether the stacks of threads are wanted: what has to be
-            known elsewhere before this process ends at once.
+        on_ending: called before each of these two, and before the end at the third Ctrl-C, with whether the stacks of
+            threads are wanted: what has to be known elsewhere before this process ends at once.
         on_change: called, and meant to return at once, when ``request`` or ``save_requested`` has changed.
         report: in a rank, takes the number of each signal instead of it being counted here: only the supervisor
             counts.

@@ -127,6 +127,15 @@ def _way_to(address: str, port: int) -> str:
         sock.close()
 
 
+def refusal(endpoint: Endpoint, address: str, *, timeout_s: float = 5.0) -> str | None:
+    """Why nothing can be reached at the endpoint now; None where something listens there."""
+    try:
+        socket.create_connection((address, endpoint.port), timeout=timeout_s).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def await_answer(
     endpoint: Endpoint,
     address: str,
@@ -149,11 +158,9 @@ def await_answer(
     """
     began, said = time.monotonic(), False
     while True:
-        try:
-            socket.create_connection((address, endpoint.port), timeout=min(5.0, timeout_s)).close()
+        why = refusal(endpoint, address, timeout_s=min(5.0, timeout_s))
+        if why is None:
             return True
-        except OSError as error:
-            why = error.strerror or str(error)
         waited_s = time.monotonic() - began
         if waited_s >= timeout_s:
             raise UsageError(

@@ -30,6 +30,7 @@ from ckptrun.launch.endpoint import (
     own_address,
     parse_endpoint,
     port_is_free,
+    refusal,
 )
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.wire import Channel, Message
@@ -146,7 +147,7 @@ def meet(
         say, f"waiting up to {place.timeout_s:.0f} s for {place.num_hosts} hosts to meet at {place.endpoint}"
     )
     while True:
-        serves = place.is_here and port_is_free(place.endpoint.port)
+        serves = place.is_here and _can_serve(place, over)
         remaining_s = max(1.0, deadline - time.monotonic())
         if not place.is_here and not await_answer(
             place.endpoint,
@@ -175,7 +176,7 @@ def meet(
         if attempt.failed is None or over():
             return None
         kind, why = attempt.failed
-        if not attempt.reached and kind == _NO_ANSWER:
+        if not attempt.reached and kind == _NO_ANSWER and refusal(place.endpoint, place.address) is None:
             raise _stranger(place)
         if kind == _NOT_ALL or time.monotonic() + _AGAIN_S >= deadline:
             raise HostError(
@@ -311,6 +312,14 @@ def _pause(seconds: float, over: Callable[[], bool]) -> bool:
         if left_s <= 0:
             return False
         time.sleep(min(_POLL_S, left_s))
+    return True
+
+
+def _can_serve(place: Place, over: Callable[[], bool]) -> bool:
+    """Whether the port is free here. One at which nobody answers is about to be: its process has just ended."""
+    while not port_is_free(place.endpoint.port):
+        if refusal(place.endpoint, place.address) is None or _pause(_POLL_S, over):
+            return False
     return True
 
 

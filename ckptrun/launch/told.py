@@ -77,7 +77,7 @@ def seen_otherwise(
     """
     if run_path is not None:
         folder = RunFolder(run_path)
-        if not folder.exists():
+        if not os.path.isdir(folder.path):
             return f"the run's folder {run_path} is not there"
         if lease_epoch:
             try:
@@ -102,7 +102,7 @@ def first_difference(ours: str, theirs: str) -> str | None:
     length = max(len(one), len(other))
     for a, b in zip(one + [""] * (length - len(one)), other + [""] * (length - len(other)), strict=True):
         if a != b:
-            return f"{a.strip() or 'nothing'!r}, not {b.strip() or 'nothing'!r}"
+            return f"{_shown(a)}, not {_shown(b)}"
     return None
 
 
@@ -114,3 +114,7 @@ def _lines(config: str) -> list[str]:
         if not section.startswith("launch:"):
             kept.append(line)
     return kept
+
+
+def _shown(line: str) -> str:
+    return repr(line.strip()) if line.strip() else "nothing"

@@ -5,11 +5,13 @@ Where namespaces are not permitted, two supervisors on this host meet over 127.0
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from rank_work import alive, assert_same, checkpoints, picture
 from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.status import read_status
+from ckptrun.stop import SAME_PRESS_S
 
 CONFIG = """\
 run: {name: demo}
@@ -156,6 +159,54 @@ def test_followers_end_soon_after_their_leader_is_killed(wire: Wire, project: Pa
     assert follower.survivors() == []
 
 
+ENVIRONMENT = """\
+import json, os
+from ckptrun import Callback
+
+class Told(Callback):
+    def on_train_start(self, trainer, *_):
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE TORCHELASTIC_RESTART_COUNT"
+        with open(f"rank-{trainer.global_rank}.json", "w") as file:
+            json.dump([os.environ[name] for name in names.split()], file)
+"""
+
+
+def test_an_error_at_the_follower_is_told_once_and_ranks_know_their_place(
+    wire: Wire, project: Path, start_cli: Start
+) -> None:
+    (project / "told.py").write_text(ENVIRONMENT)
+    raises = "{hook: on_train_batch_end, nth: 3, what: raise, rank: 1}"
+    leader, follower = fit_on_both(
+        wire,
+        start_cli,
+        "callbacks.2={class_path: told.Told}",
+        f"callbacks.3={{class_path: rank_work.HappensHere, init_args: {raises}}}",
+    )
+    done, other = wait(leader, follower)
+    assert (done.code, other.code) == (1, 1), f"{done}\n{other}"
+    assert done.stderr.count("Traceback") == done.stderr.count("the user's own error in rank 1") == 1
+    assert "Rank 1 on " in done.stderr
+    assert "Traceback" not in other.stderr
+    told = [json.loads((project / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert told == [["0", "0", "2", "1", "0", "2", "0"], ["1", "0", "2", "1", "1", "2", "0"]]
+
+
+def test_a_second_press_at_the_follower_ends_all_at_once(wire: Wire, project: Path, start_cli: Start) -> None:
+    hangs = "{hook: on_train_batch_end, nth: 3, what: hang, rank: 0}"
+    leader, follower = fit_on_both(
+        wire, start_cli, f"callbacks.2={{class_path: rank_work.HappensHere, init_args: {hangs}}}"
+    )
+    leader.wait_for_step(2, "demo")
+    follower.signal(signal.SIGINT)
+    leader.wait_for_output("Ctrl-C again ends without saving")  # it has come there
+    time.sleep(SAME_PRESS_S + 0.1)  # closer together they are one press
+    follower.signal(signal.SIGINT)
+    for done in wait(leader, follower):
+        assert done.code == 130, done
+    assert "forced by a second Ctrl-C" in leader.stderr
+    assert [live.survivors() for live in (leader, follower)] == [[], []]
+
+
 def test_a_leader_that_cannot_start_tells_its_followers(wire: Wire, project: Path, start_cli: Start) -> None:
     for done in wait(*fit_on_both(wire, start_cli, "--ckpt", "step:7")):
         assert done.code == 3, done
@@ -167,7 +218,13 @@ def test_an_endpoint_that_nobody_serves(wire: Wire, project: Path, start_cli: St
     if not wire.within[1]:
         pytest.skip("127.0.0.1 is always this host, which then serves it")
     live = start_cli(
-        "fit", "--nnodes", "2", "--rdzv-endpoint", wire.endpoint, "launch.rdzv_timeout_s=1", within=wire.within[1]
+        "fit",
+        "--nnodes",
+        "2",
+        "--rdzv-endpoint",
+        wire.endpoint,
+        "launch.rdzv_timeout_s=1",
+        within=wire.within[1],
     )
     done = live.wait()
     assert done.code == 2, done
