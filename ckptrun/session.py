@@ -202,6 +202,7 @@ def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
             nproc=spec.plan.num_ranks,
             fn=spec.fn,
             run=os.path.abspath(spec.folder.path),
+            ckpt=spec.reference or "left out",
             version=f"{found['ckptrun']} with torch {found.get('torch')}",
             config=spec.config_text or "",
         )

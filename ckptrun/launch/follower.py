@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptrun.environment.machine import oom_kills
+from ckptrun.errors import CkptrunError
 from ckptrun.launch.endpoint import interface_of
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.hosts import host_names, rank_environment
@@ -91,6 +92,7 @@ class _Follower:
     def run(self) -> int:
         listener = self._of.listener
         listener.report = self._report
+        listener.finished()  # the grace period is the leader's to keep
         if listener.request is not None and listener.request.signum is not None:
             self._report(listener.request.signum)  # it came before there was somebody to tell
         try:
@@ -130,7 +132,9 @@ class _Follower:
 
     def _attempt(self, told: Message) -> int | None:
         meeting, self._meeting = self._meeting, None
-        assert meeting is not None
+        if meeting is None:
+            self._link.send("swept", trouble="it did not meet the others")
+            return None
         server = self._of.fork_server()
         resolution = resolution_from_plain(told["resolution"])
         facts = dict(told["facts"])
@@ -187,9 +191,13 @@ class _Follower:
             waiting.extend(self._link.take())
             return bool(waiting) or self._link.lost is not None
 
-        self._meeting = meet(
-            self._of.fork_server(), self._of.place, self._of.card, over=over, say=self._of.say
-        )
+        try:
+            self._meeting = meet(
+                self._of.fork_server(), self._of.place, self._of.card, over=over, say=self._of.say
+            )
+        except CkptrunError as error:
+            # The leader waits as long, and says how all of them end.
+            self._of.say(str(error))
         return self._obey_all(waiting)
 
     # -- in the link's thread ------------------------------------------------------------------------------

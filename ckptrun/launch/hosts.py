@@ -89,8 +89,9 @@ class Hosts:
         """
         self.meeting = meeting
         ids = [card.id for card in meeting.cards]
-        for host_id in set(self._followers) - set(ids):
-            self._followers.pop(host_id).link.close()
+        for each in self.followers:
+            if each.card.id not in ids or each.link.lost is not None:
+                self.drop(each)
         names = host_names(meeting.cards)
         deadline = time.monotonic() + _CALL_S
         while missing := [card for card in meeting.cards[1:] if card.id not in self._followers]:
@@ -122,6 +123,7 @@ class Hosts:
             ("--nnodes", mine.nnodes, other.nnodes),
             ("command", mine.fn, other.fn),
             ("run's folder", mine.run, other.run),
+            ("--ckpt", mine.ckpt, other.ckpt),
         ):
             if ours != theirs:
                 raise UsageError(
@@ -151,6 +153,11 @@ class Hosts:
         found = [interface_of(each.link.own_address) for each in self.followers]
         return next((name for name in found if name not in (None, "lo")), found[0] if found else None)
 
+    def drop(self, host: Follower) -> None:
+        """Have nothing more to do with it; it ends once it has noticed."""
+        self._followers.pop(host.card.id, None)
+        host.link.close()
+
     def again(self) -> None:
         """Ask all that are there to meet once more."""
         for each in self.followers:
@@ -162,8 +169,8 @@ class Hosts:
         self._listener.finished()
         for each in self.followers:
             each.link.send("exit", code=code, line=line)
+        self._let_go(_LEAVE_S)
         for each in self.followers:
-            each.link.let_go(_LEAVE_S)
             each.link.close()
         self._followers.clear()
         self.place.close()
@@ -172,8 +179,12 @@ class Hosts:
         code = exit_code(Outcome(request.reason), request=request)
         for each in self.followers:
             each.link.send("now", code=code, stacks=stacks)
+        self._let_go(_GONE_S)
+
+    def _let_go(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         for each in self.followers:
-            each.link.let_go(_GONE_S)
+            each.link.let_go(max(0.0, deadline - time.monotonic()))
 
 
 def host_names(cards: list[Card]) -> dict[str, str]:
@@ -350,6 +361,9 @@ class LeaderLaunch(TorchrunLaunch):
                 each.swept = any(message["op"] == "swept" for message in each.link.take())
                 if not each.swept:
                     time.sleep(0.01)
+            if not each.swept:
+                # What it still says about this attempt must not be heard in the next one.
+                self._hosts.drop(each)
 
 
 def rank_environment(interface: str | None) -> dict[str, str]:

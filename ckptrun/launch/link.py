@@ -125,15 +125,13 @@ class Link:
 
     def _receive(self) -> None:
         try:
-            messages = self._channel.receive()
-            ops = [str(message["op"]) for message in messages]
+            for message in self._channel.receive():
+                if message["op"] != "beat" and not self._urgent(message):
+                    self._inbox.append(message)
+                    os.eventfd_write(self._wake, 1)
         except (ValueError, KeyError, TypeError):
             self._lose("it sent what is no message")
             return
-        for op, message in zip(ops, messages, strict=True):
-            if op != "beat" and not self._urgent(message):
-                self._inbox.append(message)
-                os.eventfd_write(self._wake, 1)
         if self._channel.closed:
             self._lose("its connection was closed")
 

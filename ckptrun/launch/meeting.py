@@ -54,7 +54,7 @@ class HostError(CkptrunError):
 
 @dataclass(frozen=True)
 class Card:
-    """What a supervisor tells the others. ``run`` and ``config`` are what they must have in common."""
+    """What a supervisor tells the others. From ``nnodes`` on it is what they must have in common."""
 
     id: str
     host: str
@@ -65,6 +65,7 @@ class Card:
     nnodes: int
     fn: str
     run: str
+    ckpt: str
     version: str
     config: str
     leads: bool = False
@@ -189,7 +190,7 @@ def meet(
             return None
 
 
-def new_card(place: Place, *, nproc: int, fn: str, run: str, version: str, config: str) -> Card:
+def new_card(place: Place, *, nproc: int, fn: str, run: str, ckpt: str, version: str, config: str) -> Card:
     """This supervisor's card, with a token of its own."""
     return Card(
         id=secrets.token_hex(8),
@@ -201,6 +202,7 @@ def new_card(place: Place, *, nproc: int, fn: str, run: str, version: str, confi
         nnodes=place.num_hosts,
         fn=fn,
         run=run,
+        ckpt=ckpt,
         version=version,
         config=config,
     )
@@ -290,7 +292,13 @@ class _Attempt:
             raise HostError("the process that ranks are forked from is gone")
 
     def _met(self, message: Message) -> Meeting:
-        cards = [Card(**card) for card in message["cards"]]
+        try:
+            cards = [Card(**card) for card in message["cards"]]
+        except TypeError:
+            raise UsageError(
+                "the hosts disagree: one of them has another version of ckptrun",
+                hint="Install the same version on every host.",
+            ) from None
         me = next(index for index, card in enumerate(cards) if card.id == self._card.id)
         return Meeting(cards, me, message, self._agent, self._id, self._pid)
 

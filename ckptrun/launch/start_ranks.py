@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -77,12 +78,14 @@ def run_torchrun(
     if hosts is None:
         launch = TorchrunLaunch(spec, server, listener=listener, progress=context.progress, hooks=hooks)
     else:
-        path = context.resolution.path
+        seen = None
+        with contextlib.suppress(OSError):  # the ranks say what is wrong with it
+            seen = fingerprint(context.resolution.path)
         told = {
             "facts": facts,
             "run_path": run_path,
             "resolution": resolution_to_plain(context.resolution),
-            "fingerprint": fingerprint(path),
+            "fingerprint": seen,
         }
         launch = LeaderLaunch(
             spec, server, listener=listener, progress=context.progress, hooks=hooks, hosts=hosts, told=told

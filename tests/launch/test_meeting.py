@@ -23,7 +23,7 @@ def server() -> Iterator[SharedServer]:
 
 
 def card_for(place: Place) -> Card:
-    return new_card(place, nproc=1, fn="fit", run="/runs/demo", version="1", config="")
+    return new_card(place, nproc=1, fn="fit", run="/runs/demo", ckpt="last", version="1", config="")
 
 
 def free_port() -> int:
