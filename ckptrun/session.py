@@ -27,7 +27,6 @@ from ckptrun.launch.early import take
 from ckptrun.launch.forced_end import ForcedEnd
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.inline import RankMain, run_inline
-from ckptrun.launch.meeting import Card, Meeting, Place, meet, new_card
 from ckptrun.launch.plan import LaunchPlan
 from ckptrun.launch.restarts import Tried, give_up
 from ckptrun.launch.supervisor import Display, Supervision, Supervisor
@@ -191,72 +190,28 @@ def _start_fork_server(spec: SessionSpec) -> ForkServer:
 
 def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
     """Meet the others; then lead them through the same story, or follow the one that does."""
-    from ckptrun.launch.follower import Following, follow
-    from ckptrun.launch.hosts import Hosts
+    from ckptrun.launch.together import Part, take_part
 
-    place = Place(spec.plan.rdzv_endpoint or "", spec.plan.num_hosts, spec.plan.rdzv_timeout_s)
-    hosts, found = None, versions()
-    try:
-        card = new_card(
-            place,
-            nproc=spec.plan.num_ranks,
-            fn=spec.fn,
-            run=os.path.abspath(spec.folder.path),
-            ckpt=spec.reference or "left out",
-            version=f"{found['ckptrun']} with torch {found.get('torch')}",
-            config=spec.config_text or "",
-        )
-        meeting = _meet(spec, place, card)
-        if meeting is None:
-            return _stopped_before_it_began(spec)
-        if not meeting.leads:
-            following = Following(
-                place, card, spec.rank_main, spec.listener, lambda: _start_fork_server(spec), spec.echo
-            )
-            return SessionResult(follow(following, meeting))
-        spec.hosts = hosts = Hosts(place, spec.listener)
-        try:
-            hosts.gather(meeting)
-            result = _run(spec)
-        except CkptrunError as error:
-            hosts.dismiss(error.exit_code, f"the leader ended: {error.message}")
-            raise
-        hosts.dismiss(result.exit_code, _told_to_followers(result))
-        return result
-    finally:
-        if hosts is not None:
-            hosts.dismiss(1, "the leader ended")  # only where nothing was said yet
-        place.close()
+    def lead(hosts: Hosts) -> SessionResult:
+        spec.hosts = hosts
+        return _run(spec)
 
-
-def _meet(spec: SessionSpec, place: Place, card: Card) -> Meeting | None:
-    return meet(
-        _start_fork_server(spec), place, card, over=lambda: spec.listener.request is not None, say=spec.echo
+    return take_part(
+        Part(
+            spec.plan,
+            spec.fn,
+            spec.folder.path,
+            spec.reference,
+            spec.config_text,
+            spec.rank_main,
+            spec.listener,
+            lambda: _start_fork_server(spec),
+            spec.echo,
+        ),
+        lead=lead,
+        last_word=lambda result: (result.exit_code, _told_to_followers(result)),
+        ended=SessionResult,
     )
-
-
-def _meet_again(spec: SessionSpec) -> bool:
-    """Before another attempt: with those who are there, and whoever comes in place of a host that was lost."""
-    hosts = spec.hosts
-    if hosts is None:
-        return True
-    hosts.again()
-    try:
-        meeting = _meet(spec, hosts.place, hosts.card)
-        if meeting is not None:
-            hosts.gather(meeting)
-    except CkptrunError as error:
-        spec.echo(f"no other attempt: {error}")
-        return False
-    return meeting is not None
-
-
-def _stopped_before_it_began(spec: SessionSpec) -> SessionResult:
-    request = spec.listener.request
-    assert request is not None
-    spec.listener.finished()
-    spec.echo("stopped before all hosts had met")
-    return SessionResult(exit_code(Outcome(request.reason), request=request))
 
 
 def _told_to_followers(result: SessionResult) -> str:
@@ -433,7 +388,7 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
         spec.echo(f"{_one_line(outcome)}; restart {len(tried)} of {spec.max_restarts}")
         if spec.plan.launcher == "torchrun":
             _start_fork_server(spec)
-        if not _meet_again(spec):
+        if spec.hosts is not None and not spec.hosts.meet_again(_start_fork_server(spec), spec.echo):
             return result
         gathered, again = _resolve(spec)
         if gathered.registry.committed_sequence > committed:

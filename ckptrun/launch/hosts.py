@@ -23,7 +23,7 @@ from ckptrun.errors import CkptrunError, UsageError
 from ckptrun.launch.endpoint import interface_of
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.link import Link, hear_hello
-from ckptrun.launch.meeting import Card, HostError, Meeting, Place
+from ckptrun.launch.meeting import Card, HostError, Meeting, Place, meet
 from ckptrun.launch.rank_output import RankOutput
 from ckptrun.launch.rank_state import Rank
 from ckptrun.launch.told import first_difference
@@ -74,11 +74,11 @@ class Hosts:
         self.meeting: Meeting | None = None
         listener.on_ending = self._end_now
 
-    @property
-    def card(self) -> Card:
-        """This host's, for another meeting."""
-        assert self.meeting is not None
-        return replace(self.meeting.leader, leads=True)
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss(1, "the leader ended")  # only where nothing was said yet
 
     def gather(self, meeting: Meeting) -> None:
         """Take ``meeting`` for the next attempt, and have every other host on the line.
@@ -158,10 +158,24 @@ class Hosts:
         self._followers.pop(host.card.id, None)
         host.link.close()
 
-    def again(self) -> None:
-        """Ask all that are there to meet once more."""
+    def meet_again(self, server: ForkServer, say: Callable[[str], None]) -> bool:
+        """Before another attempt: with those who are there, and whoever comes in place of a host that was lost.
+
+        Returns:
+            False where a stop was asked for, or not all came, which ``say`` is told.
+        """
+        assert self.meeting is not None
         for each in self.followers:
             each.link.send("again")
+        card = replace(self.meeting.leader, leads=True)
+        try:
+            met = meet(server, self.place, card, over=lambda: self._listener.request is not None, say=say)
+            if met is not None:
+                self.gather(met)
+        except CkptrunError as error:
+            say(f"no other attempt: {error}")
+            return False
+        return met is not None
 
     def dismiss(self, code: int, line: str) -> None:
         """All is written: the others end with the same exit code, saying ``line``."""
