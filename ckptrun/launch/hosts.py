@@ -361,7 +361,7 @@ class LeaderLaunch(TorchrunLaunch):
 
     def _outcome(self) -> Outcome:
         if self._refused is not None:
-            return Outcome(StopReason.EXCEPTION, self._progress.step, error=self._refused)
+            return Outcome(StopReason.EXCEPTION, self._progress.step, error=self._refused, built=False)
         return super()._outcome()
 
     def _end_all(self) -> None:
