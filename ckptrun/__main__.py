@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if warning is not None:
             print(f"ckptrun: warning: {warning}", file=sys.stderr)
     try:
-        if fn is not None and any(word.startswith("--nproc") for word in arguments):
+        if fn is not None and any(word.startswith(("--nproc", "--nnodes")) for word in arguments):
             from ckptrun.launch.early import start_early
 
             start_early(fn, arguments)

@@ -64,6 +64,7 @@ from ckptrun.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
+    from ckptrun.launch.hosts import Hosts
 
 _FORCED_END_S = 10.0  # far more than a forced end takes
 _NO_RESTART_HELPS = (
@@ -119,6 +120,7 @@ class SessionSpec:
     make_display: Callable[[Progress, Callable[[], dict[str, float]]], Display] | None = None
     start_method: str = "fork"  # how ranks begin under torchrun
     fork_server: ForkServer | None = None
+    hosts: Hosts | None = None  # the others, where this one leads several
 
 
 @dataclass(frozen=True)
@@ -163,22 +165,67 @@ def run_session(spec: SessionSpec) -> SessionResult:
         CkptrunError: nothing was started, and there is no resolution that could say why.
     """
     spec.listener.grace_s = spec.grace_s
-    _start_fork_server(spec)
+    if spec.plan.launcher == "torchrun":
+        _start_fork_server(spec)
     try:
-        if spec.fn != "fit":
-            return _evaluate(spec)
-        if spec.fast_dev_run:
-            return _fit_without_a_trace(spec)
-        return _fit(spec)
+        return _run(spec) if spec.plan.num_hosts == 1 else _run_on_several_hosts(spec)
     finally:
         if spec.fork_server is not None:
             spec.fork_server.close()
 
 
-def _start_fork_server(spec: SessionSpec) -> None:
-    """It imports torch while the checkpoint is chosen."""
-    if spec.plan.launcher == "torchrun" and (spec.fork_server is None or spec.fork_server.closed):
+def _run(spec: SessionSpec) -> SessionResult:
+    if spec.fn != "fit":
+        return _evaluate(spec)
+    if spec.fast_dev_run:
+        return _fit_without_a_trace(spec)
+    return _fit(spec)
+
+
+def _start_fork_server(spec: SessionSpec) -> ForkServer:
+    """The one that ranks come from, a new one where need be. It imports torch while the checkpoint is chosen."""
+    if spec.fork_server is None or spec.fork_server.closed:
         spec.fork_server = take(spec.plan.env, method=spec.start_method, fn=spec.fn)
+    return spec.fork_server
+
+
+# -- several hosts -------------------------------------------------------------------------------------------
+
+
+def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
+    """Meet the others; then lead them through the same story, or follow the one that does."""
+    from ckptrun.launch.together import Part, take_part
+
+    def lead(hosts: Hosts) -> SessionResult:
+        spec.hosts = hosts
+        return _run(spec)
+
+    return take_part(
+        Part(
+            spec.plan,
+            spec.fn,
+            spec.folder.path,
+            spec.reference,
+            spec.config_text,
+            spec.rank_main,
+            spec.listener,
+            lambda: _start_fork_server(spec),
+            spec.echo,
+        ),
+        lead=lead,
+        last_word=lambda result: (result.exit_code, _told_to_followers(result)),
+        ended=SessionResult,
+    )
+
+
+def _told_to_followers(result: SessionResult) -> str:
+    if result.outcome is not None:
+        how = f"{result.outcome.stop_reason} at step {result.outcome.step}"
+        why = _one_line(result.outcome)
+        return f"the leader ended: {how}{'' if why is None else f', {why}'}"
+    if result.resolution is not None and result.resolution.error is not None:
+        return f"the leader ended: {result.resolution.error.message}"
+    return f"the leader ended: {result.nothing_left or 'nothing was started'}"
 
 
 # -- resolving -----------------------------------------------------------------------------------------------
@@ -354,7 +401,10 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
             return result
         else:  # no restart: nothing was trained, and each time another checkpoint is taken
             spec.echo(quarantine(spec.folder, damage, _writer(resolution)))
-        _start_fork_server(spec)
+        if spec.plan.launcher == "torchrun":
+            _start_fork_server(spec)
+        if spec.hosts is not None and not spec.hosts.meet_again(_start_fork_server(spec), spec.echo):
+            return result
         gathered, again = _resolve(spec)
         if gathered.registry.committed_sequence > committed:
             # What was given holds for the first start; once something is saved, the newest save counts.
@@ -684,8 +734,9 @@ def _torchrun(
         listener=spec.listener,
         hang_timeout_s=spec.hang_timeout_s,
         output=spec.output,
-        started=supervisor.ranks if supervisor is not None else lambda _: None,
+        started=supervisor.ranks if supervisor is not None else lambda *_: None,
         dump_with=dump_with,
+        hosts=spec.hosts,
     )
 
 

@@ -120,6 +120,8 @@ class StopListener:
         walltime_signals: signals that say that the walltime draws near.
         on_force: called at the second Ctrl-C.
         on_grace_over: called when the grace period is over and :meth:`finished` was not called.
+        on_ending: called before each of these two, and before the end at the third Ctrl-C, with whether the stacks of
+            threads are wanted: what has to be known elsewhere before this process ends at once.
         on_change: called, and meant to return at once, when ``request`` or ``save_requested`` has changed.
         report: in a rank, takes the number of each signal instead of it being counted here: only the supervisor
             counts.
@@ -142,6 +144,7 @@ class StopListener:
         self.on_force = on_force
         self.on_grace_over = on_grace_over
         self.report = report
+        self.on_ending: Callable[[StopRequest, bool], object] = lambda *_: None
         self.on_change: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self._presses = 0
@@ -281,7 +284,7 @@ class StopListener:
                         self._count(signum, time.monotonic())
             elif (deadline := self._grace_deadline()) is not None and time.monotonic() >= deadline:
                 self._grace_over = True
-                self._call(self.on_grace_over)
+                self._call(self.on_grace_over, stacks=True)
 
     def _grace_deadline(self) -> float | None:
         if self._grace_from is None or self._grace_over or self._finished or self.forced:
@@ -324,11 +327,17 @@ class StopListener:
         elif self._presses > 2:
             self._kill()
 
-    def _call(self, callback: Callable[[StopRequest], object]) -> None:
-        assert self.request is not None
-        threading.Thread(
-            target=callback, args=(self.request,), name="ckptrun-stop-callback", daemon=True
-        ).start()
+    def _call(self, callback: Callable[[StopRequest], object], *, stacks: bool = False) -> None:
+        request = self.request
+        assert request is not None
+
+        def end() -> None:
+            try:
+                self.on_ending(request, stacks)
+            finally:
+                callback(request)
+
+        threading.Thread(target=end, name="ckptrun-stop-callback", daemon=True).start()
 
     @property
     def ends_at_once(self) -> bool:
@@ -337,6 +346,8 @@ class StopListener:
 
     def _kill(self) -> None:
         try:
+            if self.request is not None:
+                self.on_ending(self.request, False)
             kill_descendants()
         finally:
             os._exit(130)

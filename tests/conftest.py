@@ -185,12 +185,17 @@ def run_cli(tmp_path: Path) -> Callable[..., Finished]:
 
 @pytest.fixture
 def start_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Live]]:
-    """``start_cli(*args, cwd=tmp_path, env={})``: start ckptrun and return it as :class:`Live`."""
+    """``start_cli(*args, cwd=tmp_path, env={}, within=())``: start ckptrun and return it as :class:`Live`."""
     started: list[Live] = []
 
-    def start(*args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Live:
+    def start(
+        *args: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        within: tuple[str, ...] = (),
+    ) -> Live:
         folder = tmp_path_factory.mktemp("output")
-        live = Live(tuple(map(str, args)), folder, cwd or tmp_path, child_environment(env))
+        live = Live(tuple(map(str, args)), folder, cwd or tmp_path, child_environment(env), within)
         started.append(live)
         return live
 

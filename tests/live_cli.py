@@ -58,16 +58,24 @@ class Finished:
 class Live:
     """A command that runs, in a session of its own, so that its whole process group can be signalled.
 
-    Its output goes to files; ``stdout`` and ``stderr`` give what has been written so far.
+    Its output goes to files; ``stdout`` and ``stderr`` give what has been written so far. ``within`` are words that
+    stand in front of the command and become it (``ip netns exec NAME``).
     """
 
-    def __init__(self, args: tuple[str, ...], folder: Path, cwd: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        args: tuple[str, ...],
+        folder: Path,
+        cwd: Path,
+        env: dict[str, str],
+        within: tuple[str, ...] = (),
+    ) -> None:
         self.args = args
         self.cwd = cwd
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                command_of_cli(args),
+                [*within, *command_of_cli(args)],
                 cwd=cwd,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -333,6 +333,16 @@ def test_ctrl_c_twice_forces_a_stop_that_began_otherwise(counted) -> None:
     eventually(lambda: calls == ["force requested"], "forced")
 
 
+def test_what_has_to_be_known_elsewhere_is_told_before_the_end(counted) -> None:
+    listener, calls = counted
+    listener.on_ending = lambda request, stacks: calls.append(f"ending {request.reason}, stacks: {stacks}")
+    listener._count(signal.SIGINT, 0.0)
+    listener._count(signal.SIGINT, 1.0)
+    eventually(lambda: calls == ["ending keyboard, stacks: False", "force keyboard"], "forced")
+    listener._call(listener.on_grace_over, stacks=True)
+    eventually(lambda: calls[2:] == ["ending keyboard, stacks: True", "grace keyboard"], "the grace is over")
+
+
 def test_a_callback_that_blocks_does_not_keep_the_third_press_from_killing(script) -> None:
     one = script(
         """

@@ -129,6 +129,9 @@ def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
         num_threads=config.trainer.num_threads,
         supervised=config.launch.max_restarts > 0,
         watched=config.launch.hang_timeout_s is not None,
+        num_hosts=config.launch.nnodes,
+        rdzv_endpoint=config.launch.rdzv_endpoint,
+        rdzv_timeout_s=config.launch.rdzv_timeout_s,
     )
     for text in plan.warnings:
         note(f"ckptrun: warning: {text}")
@@ -168,6 +171,8 @@ def _dry_run(spec: SessionSpec, *, as_json: bool) -> int:
                 "launcher": spec.plan.launcher,
                 "strategy": spec.plan.strategy,
                 "num_ranks": spec.plan.num_ranks,
+                "num_hosts": spec.plan.num_hosts,
+                "rdzv_endpoint": spec.plan.rdzv_endpoint,
                 "resolution": to_json(resolution),
             }
         )

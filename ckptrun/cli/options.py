@@ -143,7 +143,10 @@ class FnOptions:
     nnodes: Annotated[
         str | None,
         typer.Option(
-            "--nnodes", metavar="N", help="Number of hosts (not available yet).", rich_help_panel=_LAUNCH
+            "--nnodes",
+            metavar="N",
+            help="Number of hosts; the same command is started on each.",
+            rich_help_panel=_LAUNCH,
         ),
     ] = None
     rdzv_endpoint: Annotated[
@@ -151,7 +154,7 @@ class FnOptions:
         typer.Option(
             "--rdzv-endpoint",
             metavar="HOST:PORT",
-            help="Where the hosts meet (not available yet).",
+            help="Where several hosts meet: one of them and a free port there.",
             rich_help_panel=_LAUNCH,
         ),
     ] = None

@@ -168,8 +168,13 @@ class LaunchOptions:
     start_method: Literal["fork", "spawn"] = _option(
         "fork", "fork ranks from a process that has imported torch, or spawn a new interpreter for each"
     )
-    nnodes: int = _option(1, "hosts (--nnodes)", check=_at_least(1))
-    rdzv_endpoint: str | None = _option(None, "where several hosts meet, host:port (--rdzv-endpoint)")
+    nnodes: int = _option(1, "hosts, each with a command of its own (--nnodes)", check=_at_least(1))
+    rdzv_endpoint: str | None = _option(
+        None, "where several hosts meet: one of them, host:port (--rdzv-endpoint)"
+    )
+    rdzv_timeout_s: float = _option(
+        600.0, "seconds within which all hosts must have come there", check=_at_least(1)
+    )
     grace_s: float | None = _option(
         None,
         "seconds that a stop may take before it is forced; null is 30 (--grace-s)",

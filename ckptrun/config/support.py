@@ -15,7 +15,7 @@ from ckptrun.errors import ConfigError
 
 # Options that change nothing yet; given with their default they ask for nothing.
 _NOT_YET = {
-    "launch": ("nnodes", "rdzv_endpoint", "time_limit"),
+    "launch": ("time_limit",),
     "slurm": ("requeue", "max_requeues", "hpc_save", "signals"),
 }
 _AVAILABLE = {
@@ -64,7 +64,8 @@ def check_supported(config: RunConfig) -> None:
 def _strategy(config: RunConfig) -> str:
     """The strategy that will run: more than one rank runs with ddp where none is chosen."""
     chosen = config.source("strategy.name").kind != "default"
-    return config.strategy.name if chosen or config.launch.nproc == 1 else "ddp"
+    alone = config.launch.nproc == 1 and config.launch.nnodes == 1
+    return config.strategy.name if chosen or alone else "ddp"
 
 
 def _found(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -31,6 +31,7 @@ class RankEnd:
     out_of_memory: bool = False
     stood_still_s: float | None = None
     ended_by_us: bool = False
+    host_lost: str | None = None  # why its whole host is gone
 
 
 class RankError(CkptrunError):
@@ -78,21 +79,41 @@ def combine(ends: Sequence[RankEnd], *, step: int = 0, logs: str = "") -> Outcom
     step = max([step, *(int(each.outcome["step"]) for each in ends if each.outcome is not None)])
     if end.stood_still_s is not None:
         return Outcome(StopReason.HANG, step, error=_hung(ends, logs))
+    if end.host_lost is not None:
+        return Outcome(StopReason.RANK_LOST, step, error=_lost_host(end, ends, logs))
     if end.outcome is not None:
         return _outcome(end)  # nobody else is to blame: the network is
     return Outcome(StopReason.RANK_LOST, step, error=_lost(end, logs))
 
 
 def _hung(ends: Sequence[RankEnd], logs: str) -> LostRankError:
-    still = sorted(end.rank for end in ends if end.stood_still_s is not None)
+    still = sorted((end for end in ends if end.stood_still_s is not None), key=lambda end: end.rank)
     seconds = max(end.stood_still_s or 0.0 for end in ends)
-    who = (
-        f"rank {still[0]}" if len(still) == 1 else f"ranks {', '.join(map(str, still[:-1]))} and {still[-1]}"
-    )
     return LostRankError(
-        f"{who} on {ends[0].host} stood still for {seconds:.0f} s",
+        f"{_named(still)} stood still for {seconds:.0f} s",
         hint=f"The stacks of their threads are in {logs}. Where a step, a save or the set-up takes that long, raise "
         "--hang-timeout-s.",
+    )
+
+
+def _named(ends: Sequence[RankEnd]) -> str:
+    """``rank 2 on a``, ``ranks 2 and 3 on a``, ``ranks 1 on a and 2 on b``."""
+    hosts = {end.host for end in ends}
+    if len(hosts) == 1:
+        return f"{_numbered([str(end.rank) for end in ends])} on {hosts.pop()}"
+    return _numbered([f"{end.rank} on {end.host}" for end in ends])
+
+
+def _numbered(names: Sequence[str]) -> str:
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _lost_host(end: RankEnd, ends: Sequence[RankEnd], logs: str) -> LostRankError:
+    there = sorted(each.rank for each in ends if each.host_lost is not None and each.host == end.host)
+    return LostRankError(
+        f"{_numbered([str(rank) for rank in there])} {'is' if len(there) == 1 else 'are'} lost with the host: "
+        f"{end.host_lost}",
+        hint=f"What its ckptrun said stands in its own output, what its ranks printed in {logs}.",
     )
 
 

@@ -20,8 +20,12 @@ _waiting: list[ForkServer] = []
 
 def start_early(fn: Fn, arguments: Sequence[str]) -> None:
     """Start a fork server where ``arguments`` ask for several ranks. Call it from the main thread."""
-    num_ranks = _num_ranks(arguments)
-    if num_ranks > 1 and _STARTS_NOTHING.isdisjoint(arguments):
+    num_ranks = _number("--nproc", arguments)
+    if _number("--nnodes", arguments) > 1:
+        num_ranks = max(1, num_ranks)
+    elif num_ranks == 1:
+        return
+    if num_ranks and _STARTS_NOTHING.isdisjoint(arguments):
         _waiting.append(ForkServer.start(environment_of_ranks(num_ranks, num_cores=num_cores()), fn=fn))
 
 
@@ -41,14 +45,14 @@ def discard() -> None:
         _waiting.pop().close()
 
 
-def _num_ranks(arguments: Sequence[str]) -> int:
-    """What ``--nproc`` says; 0 where it is not there, or is not a number."""
+def _number(flag: str, arguments: Sequence[str]) -> int:
+    """What ``flag`` says; 0 where it is not there, or is not a number."""
     found = "0"
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word == "--":
             break
-        if word == "--nproc":
+        if word == flag:
             found = following
-        elif word.startswith("--nproc="):
+        elif word.startswith(f"{flag}="):
             found = word.partition("=")[2]
     return int(found) if found.isdecimal() else 0

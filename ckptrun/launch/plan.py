@@ -16,7 +16,8 @@ from ckptrun.errors import UsageError
 class LaunchPlan:
     """What is started: ``inline`` is this very process, so ``argv`` is the command that was given.
 
-    ``env`` stands in the ranks' environment before torch is imported.
+    ``num_ranks`` are those of this host; ``env`` stands in the ranks' environment before torch is imported. Several
+    hosts meet at ``rdzv_endpoint`` within ``rdzv_timeout_s`` seconds.
     """
 
     launcher: str
@@ -25,11 +26,21 @@ class LaunchPlan:
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    num_hosts: int = 1
+    rdzv_endpoint: str | None = None
+    rdzv_timeout_s: float = 600.0
 
     def __str__(self) -> str:
+        if self.num_hosts > 1:
+            return (
+                f"{shlex.join(self.argv)}\n  {self._ranks()} on this host, one of {self.num_hosts} that meet at "
+                f"{self.rdzv_endpoint}, by {self.launcher}, strategy {self.strategy}"
+            )
         where = "in this process" if self.launcher == "inline" else f"by {self.launcher}"
-        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
-        return f"{shlex.join(self.argv)}\n  {ranks} {where}, strategy {self.strategy}"
+        return f"{shlex.join(self.argv)}\n  {self._ranks()} {where}, strategy {self.strategy}"
+
+    def _ranks(self) -> str:
+        return "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
 
 
 def make_plan(
@@ -43,6 +54,9 @@ def make_plan(
     num_threads: int | None = None,
     supervised: bool = False,
     watched: bool = False,
+    num_hosts: int = 1,
+    rdzv_endpoint: str | None = None,
+    rdzv_timeout_s: float = 600.0,
 ) -> LaunchPlan:
     """The plan for one attempt.
 
@@ -51,17 +65,34 @@ def make_plan(
         num_threads: threads per rank; the cores divided among the ranks where None.
         supervised: restarts are asked for, which are better made with ranks in processes of their own.
         watched: hang detection is asked for, which needs ranks in processes of their own.
+        num_hosts: each with a command of its own, which all meet at ``rdzv_endpoint``.
 
     Raises:
-        UsageError: launcher, strategy and number of ranks do not go together.
+        UsageError: launcher, strategy and number of ranks do not go together, or several hosts have no endpoint.
     """
+    several = num_hosts > 1
+    if several and not rdzv_endpoint:
+        raise UsageError(
+            f"{num_hosts} hosts are asked for, and no place where they meet.",
+            hint="Name one of them, the same in each command: --rdzv-endpoint HOST:PORT.",
+        )
+    if several and launcher == "inline":
+        raise UsageError(
+            f"the inline launcher runs one rank on one host; asked for are {num_hosts} hosts.",
+            hint="Leave --launcher out, or use --launcher torchrun.",
+        )
+    if several and strategy == "single":
+        raise UsageError(
+            f"the strategy single is for one rank, and {num_hosts} hosts are asked for.",
+            hint="Leave --strategy out (several ranks run with ddp), or use --nnodes 1.",
+        )
     if num_ranks > 1 and strategy == "single":
         raise UsageError(
             f"the strategy single is for one rank, and {num_ranks} are asked for.",
             hint="Leave --strategy out (several ranks run with ddp), or use --nproc 1.",
         )
     if strategy == "auto":
-        strategy = "ddp" if num_ranks > 1 else "single"
+        strategy = "ddp" if num_ranks > 1 or several else "single"
     if launcher == "auto":
         launcher = "torchrun" if num_ranks > 1 or supervised or watched or strategy == "ddp" else "inline"
     if launcher not in ("inline", "torchrun"):
@@ -82,6 +113,8 @@ def make_plan(
     if launcher == "inline":
         return LaunchPlan("inline", "single", 1, tuple(command))
     warnings = []
+    if rdzv_endpoint and not several:
+        warnings.append("--rdzv-endpoint is for several hosts (--nnodes); this one meets nobody")
     if num_gpus and num_ranks > num_gpus:
         raise UsageError(
             f"{num_ranks} ranks are asked for, and this host has {num_gpus} GPUs.",
@@ -96,6 +129,9 @@ def make_plan(
         tuple(command),
         environment_of_ranks(num_ranks, num_cores=num_cores, num_threads=num_threads),
         tuple(warnings),
+        num_hosts,
+        rdzv_endpoint if several else None,
+        rdzv_timeout_s,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptrun.environment.process import host_name
 from ckptrun.launch.rank_output import RankOutput
 from ckptrun.launch.rank_process import DUMP_SIGNAL
 from ckptrun.launch.wire import Channel, Message
@@ -34,10 +35,28 @@ class Rank:
     out_of_memory: bool = False
     stood_still_s: float | None = None
     ended_by_us: bool = False
+    host: str = field(default_factory=host_name)
+    host_lost: str | None = None  # why its host is gone, where that is what ended it
 
     @property
     def runs(self) -> bool:
         return self.pid is not None and self.code is None
+
+    def kill(self) -> None:
+        """End it and all that is in its group."""
+        if self.runs and self.pid is not None:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def ask_for_stacks(self) -> None:
+        """Make it write the stacks of its threads to its log, soon."""
+        if self.pid is not None:
+            try:
+                os.kill(self.pid, DUMP_SIGNAL)
+            except (ProcessLookupError, PermissionError):
+                pass
 
 
 def end_ranks(ranks: Sequence[Rank], *, dump: bool) -> None:
@@ -47,11 +66,7 @@ def end_ranks(ranks: Sequence[Rank], *, dump: bool) -> None:
     if dump:
         dump_stacks(ranks)
     for rank in ranks:
-        if rank.runs and rank.pid is not None:
-            try:
-                os.killpg(rank.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+        rank.kill()
 
 
 def dump_stacks(ranks: Sequence[Rank]) -> None:
@@ -59,11 +74,7 @@ def dump_stacks(ranks: Sequence[Rank]) -> None:
     asked = [rank for rank in ranks if rank.runs and rank.outcome is None]
     before = [_size(rank.output.log_path) for rank in asked]
     for rank in asked:
-        try:
-            if rank.pid is not None:
-                os.kill(rank.pid, DUMP_SIGNAL)
-        except (ProcessLookupError, PermissionError):
-            pass
+        rank.ask_for_stacks()
     deadline, last = time.monotonic() + _DUMP_S, before
     while asked and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -205,11 +205,11 @@ class Supervisor:
         """A save begins or ends."""
         self._progress.message = "saving" if is_saving else None
 
-    def ranks(self, started: list[tuple[int, int, str]]) -> None:
-        """The ranks of this attempt have started: (rank, process, host) each."""
+    def ranks(self, started: list[tuple[int, int, str]], here: list[int]) -> None:
+        """The ranks of this attempt have started: (rank, process, host) each; ``here`` are this host's processes."""
         self._ranks = tuple(RankRecord(*each) for each in started)
         try:
-            note_processes(self._of.run, [pid for _, pid, _ in started])
+            note_processes(self._of.run, here)
         except OSError as error:
             self.log(f"the ranks' processes could not be noted: {error}")
         self._changed.set()

@@ -18,11 +18,9 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from ckptrun.environment.machine import oom_kills
-from ckptrun.environment.process import host_name
 from ckptrun.launch.blame import LostRankError, RankEnd, combine
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.parent_death import adopt_orphans
@@ -33,9 +31,6 @@ from ckptrun.launch.wire import Channel, Message
 from ckptrun.processes import kill_descendants, reap_orphans
 from ckptrun.records import Outcome, Progress, SavedCheckpoint, Stage, StopReason
 from ckptrun.stop import StopListener, StopRequest
-
-if TYPE_CHECKING:
-    pass
 
 _POLL_MS = 200  # how exact times are kept; whatever happens wakes the loop at once
 _AFTER_FAILURE_S = (
@@ -58,7 +53,7 @@ class Hooks:
     output: Callable[[str, bool], None]  # a line that rank 0 printed, and whether on stderr
     first_step: Callable[[], None]
     restore_s: Callable[[float], None]
-    ranks: Callable[[list[tuple[int, int, str]]], None]
+    ranks: Callable[[list[tuple[int, int, str]], list[int]], None]  # of all hosts; processes of this one
 
 
 @dataclass
@@ -71,8 +66,14 @@ class Launch:
     attempt: int
     run_id: str
     hang_timeout_s: float | None = None
-    rdzv_endpoint: str = "localhost:0"
-    nnodes: int = 1
+    env: dict[str, str] = field(default_factory=dict)  # for every rank, besides what torchrun sets
+
+
+def rank_logs(logs_dir: str | None, attempt: int) -> Callable[[int], str]:
+    """Where each rank's output goes: a file an attempt and rank; nowhere without ``logs_dir``."""
+    if logs_dir is None:
+        return lambda _: os.devnull
+    return lambda rank: os.path.join(logs_dir, f"attempt-{attempt:04d}-rank-{rank:04d}.log")
 
 
 class TorchrunLaunch:
@@ -98,7 +99,7 @@ class TorchrunLaunch:
         self._failed_at: float | None = None
         self._ends = 0
         self._oom_kills = oom_kills()
-        self._host = host_name()
+        self._also: dict[int, Callable[[], None]] = {}  # what else to hear, by file descriptor
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
 
@@ -123,6 +124,8 @@ class TorchrunLaunch:
         poll.register(self._woken, select.POLLIN)
         if self._agent is not None and not self._agent.closed:
             poll.register(self._agent, select.POLLIN)
+        for fd in self._also:
+            poll.register(fd, select.POLLIN)
         by_channel, by_output = {}, {}
         for rank in self._ranks.values():
             if not rank.channel.closed:
@@ -139,6 +142,8 @@ class TorchrunLaunch:
             elif self._agent is not None and not self._agent.closed and fd == self._agent.fileno():
                 for message in self._agent.receive():
                     self._hear_agent(message)
+            elif fd in self._also:
+                self._also[fd]()
             elif fd in by_channel:
                 self._hear_channel(by_channel[fd])
             elif fd in by_output:
@@ -171,11 +176,11 @@ class TorchrunLaunch:
         self._agent, theirs = Channel.pair()
         options = {
             "backend": "c10d",
-            "endpoint": self._launch.rdzv_endpoint,
+            "endpoint": "localhost:0",
             "run_id": f"{self._launch.run_id}-{self._launch.attempt}",
-            "nnodes": self._launch.nnodes,
+            "nnodes": 1,
             "nproc": self._launch.nproc,
-            "local_addr": "localhost" if self._launch.nnodes == 1 else None,
+            "local_addr": "localhost",
         }
         self._agent_id = self._server.fork(
             "ckptrun.launch.elastic_agent:agent_main",
@@ -193,11 +198,13 @@ class TorchrunLaunch:
                 "WORLD_SIZE": str(world_size),
                 "LOCAL_WORLD_SIZE": str(self._launch.nproc),
                 "GROUP_RANK": str(message["group_rank"]),
+                "GROUP_WORLD_SIZE": str(message["group_world_size"]),
                 "MASTER_ADDR": str(message["master_addr"]),
                 "MASTER_PORT": str(message["master_port"]),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RESTART_COUNT": str(self._launch.attempt - 1),
                 "TORCHELASTIC_RUN_ID": self._launch.run_id,
+                **self._launch.env,
             }
             channel, theirs = Channel.pair()
             output = RankOutput(self._launch.log_path(rank), self._hooks.output if rank == 0 else None)
@@ -243,8 +250,14 @@ class TorchrunLaunch:
         rank.pid = message["pid"]
         rank.moved_at = time.monotonic()
         self._by_pid[rank.pid] = rank
+        self._started()
+
+    def _started(self) -> None:
+        """A rank has started; once all have, those who wait for that are told."""
         if all(state.pid is not None for state in self._ranks.values()):
-            self._hooks.ranks([(s.rank, s.pid or 0, self._host) for s in self._ranks.values()])
+            self._hooks.ranks(
+                [(s.rank, s.pid or 0, s.host) for s in self._ranks.values()], list(self._by_pid)
+            )
             if self._agent is not None:
                 self._agent.send("acknowledged")
 
@@ -397,13 +410,14 @@ class TorchrunLaunch:
             [
                 RankEnd(
                     s.rank,
-                    self._host,
+                    s.host,
                     s.outcome,
                     s.code,
                     s.order,
                     s.out_of_memory,
                     s.stood_still_s,
                     s.ended_by_us,
+                    s.host_lost,
                 )
                 for s in ranks
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,3 +113,21 @@ def test_the_exit_code_of_an_error_of_ours_is_kept() -> None:
 
 def test_signals_have_names_or_numbers() -> None:
     assert (signal_name(9), signal_name(39)) == ("SIGKILL", "signal 39")
+
+
+def test_a_host_that_is_lost_is_told_once_with_its_ranks() -> None:
+    why = "hostb is gone (its connection was closed)"
+    gone = [replace(end(rank, None, -9), host="hostb", host_lost=why) for rank in (2, 3)]
+    outcome = combine([CUT_OFF_0, end(1, None, -9, ended_by_us=True), *gone], step=7)
+    assert outcome.stop_reason is StopReason.RANK_LOST
+    assert outcome.step == 7
+    assert str(outcome.error).splitlines()[0] == f"ranks 2 and 3 are lost with the host: {why}"
+    (one,) = [replace(end(1, None, -9), host="hostb", host_lost=why)]
+    assert str(combine([CUT_OFF_0, one]).error).startswith("rank 1 is lost with the host: hostb is gone")
+
+
+def test_ranks_that_stand_still_on_several_hosts() -> None:
+    still = [
+        replace(end(rank, None, -9, stood_still_s=60.0), host=host) for rank, host in ((0, "a"), (1, "b"))
+    ]
+    assert str(combine(still).error).startswith("ranks 0 on a and 1 on b stood still for 60 s")

@@ -51,6 +51,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
         ("fit --nproc 2 --print-config", False),
         ("fit --nproc 2 --help", False),
         ("fit -- --nproc 2", False),
+        ("fit --nnodes 2", True),
+        ("fit --nnodes=2 --nproc 1", True),
+        ("fit --nnodes 1 --nproc 1", False),
+        ("fit --nnodes 1", False),
     ],
 )
 def test_starts(words: str, starts: bool, started: list[Server]) -> None:

@@ -32,6 +32,7 @@ def plan(**options: Any) -> Any:
         ({"strategy": "ddp"}, "torchrun", "ddp", "8"),
         ({"supervised": True}, "torchrun", "single", "8"),
         ({"launcher": "torchrun"}, "torchrun", "single", "8"),
+        ({"num_hosts": 2, "rdzv_endpoint": "h:1"}, "torchrun", "ddp", "8"),
     ],
 )
 def test_plans(options: dict[str, Any], launcher: str, strategy: str, threads: str | None) -> None:
@@ -47,6 +48,12 @@ def test_plans(options: dict[str, Any], launcher: str, strategy: str, threads: s
         ({"launcher": "inline", "strategy": "ddp"}, "the inline launcher runs one rank"),
         ({"strategy": "single", "num_ranks": 2}, "the strategy single is for one rank, and 2 are asked for"),
         ({"launcher": "srun"}, "launcher is 'srun'"),
+        ({"num_hosts": 2}, "2 hosts are asked for, and no place where they meet"),
+        ({"num_hosts": 2, "rdzv_endpoint": "h:1", "launcher": "inline"}, "one rank on one host"),
+        (
+            {"num_hosts": 2, "rdzv_endpoint": "h:1", "strategy": "single"},
+            "is for one rank, and 2 hosts are asked for",
+        ),
         ({"num_ranks": 4, "num_gpus": 2}, "this host has 2 GPUs"),
     ],
 )
@@ -58,3 +65,14 @@ def test_what_does_not_go_together(options: dict[str, Any], message: str) -> Non
 def test_more_ranks_than_cores_is_a_warning() -> None:
     assert plan(num_ranks=9).warnings == ("9 ranks share 8 cores; they will take turns",)
     assert plan(num_ranks=8).warnings == ()
+
+
+def test_a_plan_for_several_hosts_says_where_they_meet() -> None:
+    text = str(plan(num_ranks=2, num_hosts=3, rdzv_endpoint="host1:29500"))
+    assert text.endswith("2 ranks on this host, one of 3 that meet at host1:29500, by torchrun, strategy ddp")
+
+
+def test_an_endpoint_for_one_host_is_a_warning() -> None:
+    made = plan(num_ranks=2, rdzv_endpoint="host1:29500")
+    assert made.rdzv_endpoint is None
+    assert made.warnings == ("--rdzv-endpoint is for several hosts (--nnodes); this one meets nobody",)
