@@ -65,8 +65,7 @@ class Setup:
 
 _SINGLE = ("supervisor", "group", "all")
 _RANKS = ("rank 0", "rank 1", "fork server", "agent", *_SINGLE)
-# Without randomness inside the workers.
-_WORKERS = ("data.init_args.num_workers=2", "data.init_args.noise=0.0")
+_WORKERS = ("data.init_args.num_workers=2",)
 _TWO = ("--strategy", "ddp", "--nproc", "2")
 SETUPS = (
     Setup("single", (), _SINGLE),
