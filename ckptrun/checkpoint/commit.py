@@ -173,6 +173,21 @@ def delete(checkpoints_dir: str, name: str) -> bool:
         Whether it was there.
 
     Raises:
+        ValueError, OSError: as :func:`take_away`.
+    """
+    trash = take_away(checkpoints_dir, name)
+    if trash is not None:
+        remove(trash)
+    return trash is not None
+
+
+def take_away(checkpoints_dir: str, name: str) -> str | None:
+    """The first half of :func:`delete`: no reader sees the checkpoint any more.
+
+    Returns:
+        The folder to :func:`remove`; None where there was no such checkpoint.
+
+    Raises:
         ValueError: ``name`` is not a checkpoint's name, or is a link, which ckptrun never makes.
         OSError: it could not be renamed; the checkpoint is as it was.
     """
@@ -184,17 +199,21 @@ def delete(checkpoints_dir: str, name: str) -> bool:
     try:
         os.rename(folder, trash)
     except FileNotFoundError:
-        return False
+        return None
     faults.reach("delete:renamed", trash)
     # Before a byte goes: after power loss the checkpoint must not be back under its name with half its files.
     fsync_dir(checkpoints_dir)
+    return trash
+
+
+def remove(trash: str) -> None:
+    """The second half of :func:`delete`: the files go, as far as they can."""
     try:
         os.unlink(os.path.join(trash, MANIFEST_NAME))
     except OSError:
         pass
     faults.reach("delete:half", trash)
     _remove_tree(trash)
-    return True
 
 
 def sweep(checkpoints_dir: str, *, run_id: str | None = None) -> list[str]:

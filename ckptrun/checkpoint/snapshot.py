@@ -67,8 +67,8 @@ class Snapshot:
         copier = _Copier(self._buffers)
         try:
             result = copier.value(state)
-            if copier.waits_for_device:
-                torch.cuda.synchronize()
+            for device in copier.waits_for:
+                torch.cuda.synchronize(device)
             return result
         finally:
             self._buffers = copier.used  # those that this state did not need go
@@ -80,7 +80,7 @@ class _Copier:
         self._free = {size_bytes: buffers[::-1] for size_bytes, buffers in free.items()}
         self.used: _Buffers = {}
         self._storages: dict[int, torch.UntypedStorage] = {}  # by the source storage's identity
-        self.waits_for_device = False  # copies from a GPU are under way
+        self.waits_for: set[torch.device] = set()  # GPUs from which copies are under way
         self._done: dict[int, tuple[Any, Any]] = {}  # by id, with the original, so that ids stay unique
 
     def value(self, obj: Any) -> Any:
@@ -138,7 +138,8 @@ class _Copier:
             on_device = source.device.type == "cuda"
             # In the order of the device's own work, so after the update that made these values.
             copy.copy_(source, non_blocking=on_device)
-            self.waits_for_device |= on_device
+            if on_device:
+                self.waits_for.add(source.device)
         return copy
 
 

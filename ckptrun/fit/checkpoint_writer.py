@@ -51,6 +51,7 @@ class CheckpointWriter:
         self._saver: AsyncSaver[Manifest | None] = AsyncSaver()
         self._preparing: threading.Thread | None = None
         self._room_said = False
+        self._at_once: tuple[Manifest | None] | None = None  # where the state could not be copied
         self.error: str | None = None
 
     # -- writing -----------------------------------------------------------------------------------------
@@ -83,23 +84,36 @@ class CheckpointWriter:
         """Copy the state and have it written by a thread; the save before must have been waited for.
 
         Args:
-            ended: called in that thread once :meth:`wait` has an answer.
+            ended: called in that thread when :meth:`wait` will not take long any more.
+
+        Raises:
+            SaveError: there was no memory for the copy, so it was written at once; as :meth:`write`.
         """
         started = time.monotonic()
-        self._prepared()
-        state, rank_states = self._snapshot.take((state, rank_states))
-        manifest = replace(manifest, save_s=manifest.save_s + time.monotonic() - started)
+        self._at_once = None
+        try:
+            self._prepared()
+            copied, copied_ranks = self._snapshot.take((state, rank_states))
+            took_s = time.monotonic() - started
+            noted = replace(manifest, save_s=manifest.save_s + took_s)
 
-        def work() -> Manifest | None:
-            try:
-                return self.write(name, state, rank_states, manifest)
-            finally:
-                ended()
+            def work() -> Manifest | None:
+                try:
+                    return self.write(name, copied, copied_ranks, noted)
+                finally:
+                    ended()
 
-        self._saver.submit(work)
+            self._saver.submit(work)
+        except (MemoryError, RuntimeError) as error:  # torch's out-of-memory errors are RuntimeErrors
+            reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+            self._context.say(f"{name} cannot be copied ({reason}): training waits until it is written.")
+            self._at_once = (self.write(name, state, rank_states, manifest),)
+            ended()
 
     def wait(self) -> Manifest | None:
         """Wait for what :meth:`begin` began, and give what :meth:`write` gives."""
+        if self._at_once is not None:
+            return self._at_once[0]
         return self._saver.wait()
 
     def _commit(

@@ -1,8 +1,8 @@
-"""When the loop or a callback wants a checkpoint: what is written, what is only noted, and what may go?
+"""When the loop or a callback wants a checkpoint: what is written, what is only noted, and who hears of it when?
 
 Decision: all saves of a rank pass through one service, which knows the state that was saved last, so that a second
-reason for the same state is noted in the registry and not written again; and which is the only one that deletes,
-after what replaces a checkpoint is committed and the registry says so.
+reason for the same state is noted in the registry and not written again; and which alone has others deleted, after
+what replaces them is committed (:mod:`ckptrun.fit.clearing`).
 
 Saves that training goes on after are written in the background, one at a time (:mod:`ckptrun.fit.checkpoint_writer`).
 Until such a save has *landed* it is in nobody's books: the registry and the status do not name it, what it replaces
@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
-from ckptrun.checkpoint.commit import delete, preflight
+from ckptrun.checkpoint.commit import preflight
 from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest, amend, extend_line
 from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
-from ckptrun.checkpoint.retention import PASSING, decide, names_to_delete
 from ckptrun.checkpoint.safe_state import encode
 from ckptrun.checkpoint.state_file import ZIP_CRC
 from ckptrun.errors import DamagedCheckpointError, SaveError, UsageError
@@ -38,9 +37,9 @@ from ckptrun.fit.capture import (
     trained_tensors,
 )
 from ckptrun.fit.checkpoint_writer import CheckpointWriter
+from ckptrun.fit.clearing import Clearing
 from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason, StopReason
-from ckptrun.run.evals import in_use
-from ckptrun.run.registry import HELD_REASONS, DamagedRegistryError, Registry
+from ckptrun.run.registry import DamagedRegistryError, Registry
 
 if TYPE_CHECKING:
     from ckptrun.fit.trainer import Trainer
@@ -81,7 +80,7 @@ class _Flight:
     owner: str | None
     size_bytes: int
     blocked_s: float  # for which training stood still
-    asked_for: bool = False  # by `ckptrun save` or a signal
+    serves: int = 0  # the requests to save, counted from the run's start, that it answers
     reasons: list[tuple[SaveReason, str | None]] = field(default_factory=list)  # further ones, and whose
     drops: list[str] = field(default_factory=list)  # what goes once it has landed
     undo: list[Callable[[], None]] = field(default_factory=list)  # what was entered for it
@@ -107,11 +106,10 @@ class CheckpointService:
         self._newest: CheckpointRecord | None = None  # that was written or noted last
         self._boundary: Boundary | None = None
         self._stopping = False
-        # Names that were not wanted and could not go yet: an evaluation read them, or an attempt began from them.
-        self._waiting_to_go: set[str] = set()
         self.alone = False  # another rank has failed: nobody is asked or waited for
         self._highest = self.catalogue.highest_sequence()
         self.boundary_keeper: Callable[[], None] | None = None
+        self._clearing = Clearing(trainer.context, run, self.catalogue, self.registry, self._entries)
 
     def _load_registry(self) -> Registry:
         try:
@@ -144,14 +142,17 @@ class CheckpointService:
         if self.alone or self.trainer.world_size == 1:
             return make()
         told: tuple[Any, SaveError | None] = (None, None)
+        own: Exception | None = None
         if self._writes:
             try:
                 told = (make(), None)
             except SaveError as error:
-                told = (None, error)
+                own, told = error, (None, error)
+            except Exception as error:
+                own, told = error, (None, SaveError(f"rank 0: {type(error).__name__}: {error}"))
         value, failure = self.trainer.strategy.broadcast(told)
         if failure is not None:
-            raise failure
+            raise own or failure
         return value  # type: ignore[no-any-return]
 
     def _rank_states(self, boundary: Boundary | None) -> list[Any]:
@@ -166,7 +167,6 @@ class CheckpointService:
 
     def begin(self) -> None:
         """Register the callbacks, so that a process that never trained knows them."""
-        self._waiting_to_go = {save["name"] for save in self.registry.saves}
         callbacks = self._entries()
         if any(entry.get("on_exception") for entry in callbacks):
             self.boundary_keeper = self._keep_step
@@ -313,27 +313,26 @@ class CheckpointService:
         key = self._key() if exact and not weights_only else None
         started = time.monotonic()
         self.trainer.context.saving(True)
-        flies = False
+        flight: _Flight | None = None
+        written: Manifest | None = None
         try:
             rank_states = self._rank_states(boundary)
             state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
             manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)
-            flies = self.trainer.context.async_save and reason in _IN_THE_BACKGROUND and not self.alone
-            if flies:
-                self._flight = _Flight(ticket, key, owner, size_of(state), 0.0)
-                self._flight.undo += [undo] if undo is not None else []
+            if self.trainer.context.async_save and reason in _IN_THE_BACKGROUND and not self.alone:
+                flight = _Flight(ticket, key, owner, size_of(state), 0.0, undo=[] if undo is None else [undo])
                 if self._writes:
                     self.writer.begin(ticket.name, state, rank_states, manifest, self._ended)
+                self._flight = flight
             else:
                 written = self._shared(lambda: self.writer.write(ticket.name, state, rank_states, manifest))
         finally:
             blocked_s = time.monotonic() - started
             self.saved_s += blocked_s
-            if not flies:
+            if self._flight is None:
                 self.trainer.context.saving(False)
-        if flies:
-            assert self._flight is not None
-            self._flight.blocked_s = blocked_s
+        if flight is not None:
+            flight.blocked_s = blocked_s
             return True
         if written is None:
             return False
@@ -341,7 +340,7 @@ class CheckpointService:
         self._take_over(record, key)
         if self._writes:
             self._enter(record, owner, written.save_s)
-            self._drop_old_holds()
+            self._clearing.drop_old(self.head, self.resumed)
             self._announce(record, written.save_s, blocked_s)
         return True
 
@@ -350,15 +349,20 @@ class CheckpointService:
     ) -> None:
         flight = self._flight
         if flight is not None and flight.ticket.name == ticket.name:
-            flight.reasons.append((reason, owner))
             flight.undo += [undo] if undo is not None else []
-            return
-        self._newest = self._last.record if self._last is not None else None
+            if not flight.noted:
+                flight.reasons.append((reason, owner))
+                return
+            if flight.record is None:
+                return  # it failed; the other ranks learn it, and all take back what was entered, at the next save
+            self._newest = flight.record
+        else:
+            self._newest = self._last.record if self._last is not None else None
         self.registry.note_again(ticket.name, reason, owner, job=self.trainer.context.job)
         self._keep_notes(ticket.path, [(reason, owner)])
         self._write_registry()
-        if flight is None:
-            self._drop_old_holds()
+        if self._writes:
+            self._clearing.drop_old(self.head, self.resumed)
 
     def drop(self, name: str, owner: str) -> None:
         """``owner`` no longer wants ``name``; it goes if nobody else does, and once what replaces it is committed."""
@@ -368,7 +372,7 @@ class CheckpointService:
             self._flight.drops.append(name)
             return
         self._write_registry()
-        self._drop([name])
+        self._clearing.drop([name], self.head, self.resumed)
 
     # -- the save in flight ------------------------------------------------------------------------------
 
@@ -433,17 +437,17 @@ class CheckpointService:
             flight.noted = True
             self.landed = False
         if written is None:
-            if flight.asked_for:
-                self.trainer.context.save_served(None, self.save_error)
+            if flight.serves:
+                self.trainer.context.save_served(None, self.save_error, flight.serves)
             return None
         record = flight.record = written.to_record(flight.ticket.path)
         self._take_over(record, flight.key)
         self._enter(record, flight.owner, written.save_s, flight.reasons)
-        self._drop(flight.drops)
-        self._drop_old_holds()
+        self._clearing.drop(flight.drops, self.head, self.resumed)
+        self._clearing.drop_old(self.head, self.resumed)
         self._announce(record, written.save_s, flight.blocked_s)
-        if flight.asked_for:
-            self.trainer.context.save_served(record.path, None)
+        if flight.serves:
+            self.trainer.context.save_served(record.path, None, flight.serves)
         self.writer.look_ahead(flight.size_bytes)
         return record
 
@@ -502,7 +506,9 @@ class CheckpointService:
         newest = self._newest
         if finished_by is not None and saved and newest is not None:
             if self._writes:
-                self._drop_old_holds()  # what an attempt that was killed had no time to delete
+                self._clearing.drop_old(
+                    self.head, self.resumed
+                )  # what an attempt that was killed had no time to delete
             options = self.trainer.options
             self.registry.finished = {
                 "sequence": newest.sequence,
@@ -523,16 +529,22 @@ class CheckpointService:
         if self._writes and self.trainer.context.async_save and saves:
             self.writer.prepare(trained_tensors(self.trainer))
 
-    def serve_save_request(self) -> None:
-        """Save because somebody asked for it; what comes of it is said once it is known."""
+    def serve_save_request(self, count: int) -> None:
+        """Save because somebody asked for it; what comes of it is said once it is known.
+
+        Args:
+            count: how many such requests there have been.
+        """
         if self._key()[0] == 0:
             return
-        if not self.save(self.reserve(), reason=SaveReason.MANUAL):
-            self.trainer.context.save_served(None, self.save_error)
-        elif self._flight is not None:
-            self._flight.asked_for = True
-        else:
-            self.trainer.context.save_served(None if self._newest is None else self._newest.path, None)
+        saved = self.save(self.reserve(), reason=SaveReason.MANUAL)
+        flight = self._flight
+        if flight is not None and not flight.noted:
+            flight.serves = count
+            return
+        record = self._newest if flight is None else flight.record
+        path = record.path if saved and record is not None else None
+        self.trainer.context.save_served(path, self.save_error, count)
 
     def save_for_stop(self, request: StopRequest) -> None:
         """The checkpoint of a stop, at this boundary."""
@@ -619,59 +631,6 @@ class CheckpointService:
             # What is committed is committed: the registry is completed from the manifests by the next reader.
             self.trainer.context.say(f"{self.run.registry} could not be written: {error.strerror}.")
 
-    # -- deleting ----------------------------------------------------------------------------------------
-
-    def _drop(self, names: list[str]) -> None:
-        """Delete of these what nobody wants."""
-        examined = [self.catalogue.examine(name) for name in names]
-        self._delete([record for record in examined if isinstance(record, CheckpointRecord)])
-
-    def _drop_old_holds(self) -> None:
-        """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed; and what an
-        evaluation or this attempt's start kept from going before."""
-        if not self._writes:
-            return
-        held = set(self.registry.holds.values())
-        old = [
-            save["name"]
-            for save in self.registry.saves
-            if save["name"] not in held
-            and (
-                save["name"] in self._waiting_to_go
-                or not HELD_REASONS.isdisjoint((save["reason"], *save["notes"]))
-            )
-        ]
-        self._drop(old)
-
-    def _delete(self, candidates: list[CheckpointRecord]) -> None:
-        if not candidates or self.head is None:
-            return
-        decisions = decide(
-            candidates,
-            self.head,
-            self.registry,
-            run_id=self.trainer.context.run_id,
-            resumed_from=() if self.resumed is None else (self.resumed.name, self.resumed.path),
-            in_use=in_use(self.run),
-        )
-        self._waiting_to_go -= {record.name for record in candidates}
-        self._waiting_to_go |= {each.name for each in decisions if each.why in PASSING}
-        names = names_to_delete(decisions)
-        if not names or not self._still_ours():
-            return
-        self.registry.forget(names)
-        self._write_registry()
-        reading = in_use(self.run)  # once more, as late as can be
-        for name in names:
-            if f"{self.catalogue.path}/{name}" in reading:
-                continue
-            try:
-                delete(self.run.checkpoints_dir, name)
-            except OSError as error:
-                self.trainer.context.say(
-                    f"{name} is no longer wanted and could not be deleted: {error.strerror}."
-                )
-
 
 class NoCheckpoints(CheckpointService):
     """``fast_dev_run`` and evaluation: nothing is written; callbacks find every state saved already."""
@@ -710,8 +669,8 @@ class NoCheckpoints(CheckpointService):
     def save_boundary(self, reason: SaveReason, *, finished_by: str | None = None) -> bool:
         return False
 
-    def serve_save_request(self) -> None:
-        self.trainer.context.save_served(None, "nothing is saved here")
+    def serve_save_request(self, count: int) -> None:
+        self.trainer.context.save_served(None, "nothing is saved here", count)
 
     def save_for_stop(self, request: StopRequest) -> None: ...
 

@@ -70,7 +70,7 @@ class RankContext:
     stage_changed: Callable[[], None] = _ignore
     say: Callable[[str], None] = _ignore
     saving: Callable[[bool], None] = _ignore
-    save_served: Callable[[str | None, str | None], None] = _ignore
+    save_served: Callable[[str | None, str | None, int], None] = _ignore
     may_save: Callable[[], bool] = _yes
     """Whether the run is still ours; asked before each commit."""
     # What the rank offers to the supervisor's thread.

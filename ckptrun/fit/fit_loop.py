@@ -570,7 +570,7 @@ class FitLoop:
         asked = self.trainer.stop.save_requested
         if asked != self._saves_served and self.global_step > 0:
             self._saves_served = asked
-            self.trainer.checkpoints.serve_save_request()
+            self.trainer.checkpoints.serve_save_request(asked)
 
     def settle(self) -> None:
         """An exception ends training: what a complete update logged counts, what an incomplete one did does not."""

@@ -145,7 +145,9 @@ def _context(job: RankJob, channel: Channel, stop: RemoteStop, progress: Progres
         stage_changed=lambda: _tell(channel, "progress", **_progress(progress)),
         say=lambda text: _tell(channel, "say", text=text),
         saving=saving,
-        save_served=lambda path, error: _tell(channel, "save_served", path=path, error=error),
+        save_served=lambda path, error, count: _tell(
+            channel, "save_served", path=path, error=error, count=count
+        ),
         **job.facts,
     )
 
@@ -183,7 +185,7 @@ def _take(message: Message, stop: RemoteStop) -> None:
     if op == "stop" and stop.request is None:
         stop.request = StopRequest(StopReason(message["reason"]), message["signum"], time.monotonic())
     elif op == "save":
-        stop.save_requested += 1
+        stop.save_requested = message["count"]
 
 
 # -- the last word ---------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Supervision:
 
 @dataclass
 class _Pending:
-    saves: list[str] = field(default_factory=list)
+    saves: list[tuple[int, str]] = field(default_factory=list)  # which request to save it is, and its id
     stops: list[str] = field(default_factory=list)
 
 
@@ -140,7 +140,7 @@ class Supervisor:
             except OSError as problem:
                 # A full disk: what came of the training is told all the same.
                 self.say(f"How the attempt ended could not be written: {problem}")
-        for request_id in self._pending.saves:
+        for _, request_id in self._pending.saves:
             self._answer(request_id, "ended", None)
         for request_id in self._pending.stops:
             self._answer(request_id, "done", None)
@@ -195,11 +195,11 @@ class Supervisor:
         self._save_s += saved.blocked_s
         self._changed.set()
 
-    def save_served(self, path: str | None, error: str | None) -> None:
-        """The requests to save have been served, or could not be."""
+    def save_served(self, path: str | None, error: str | None, count: int) -> None:
+        """The first ``count`` requests to save have been served, or could not be."""
         waiting = self._pending.saves
-        while waiting:  # one by one: the other thread may be adding to it
-            self._answer(waiting.pop(0), "failed" if path is None else "done", error, path)
+        while waiting and waiting[0][0] <= count:  # one by one: the other thread may be adding to it
+            self._answer(waiting.pop(0)[1], "failed" if path is None else "done", error, path)
 
     def saving(self, is_saving: bool) -> None:
         """A save begins or ends."""
@@ -268,7 +268,8 @@ class Supervisor:
     def _take_requests(self) -> None:
         for request in take(self._of.run):
             if request.kind == "save":
-                self._pending.saves.append(request.id)
+                # Before it is made: it may be served at once.
+                self._pending.saves.append((self._listener.save_requested + 1, request.id))
                 self._listener.request_save()
             else:
                 self._pending.stops.append(request.id)

@@ -48,7 +48,7 @@ class Hooks:
     saved: Callable[[SavedCheckpoint], None]
     stage_changed: Callable[[], None]
     saving: Callable[[bool], None]
-    save_served: Callable[[str | None, str | None], None]
+    save_served: Callable[[str | None, str | None, int], None]
     say: Callable[[str], None]
     output: Callable[[str, bool], None]  # a line that rank 0 printed, and whether on stderr
     first_step: Callable[[], None]
@@ -302,7 +302,7 @@ class TorchrunLaunch:
         elif op == "saving":
             self._hooks.saving(message["saving"])
         elif op == "save_served":
-            self._hooks.save_served(message["path"], message["error"])
+            self._hooks.save_served(message["path"], message["error"], message["count"])
         elif op == "first_step":
             self._hooks.first_step()
         elif op == "say":
@@ -356,7 +356,7 @@ class TorchrunLaunch:
         if self._listener.save_requested != self._saves_told and self._ranks:
             self._saves_told = self._listener.save_requested
             for rank in self._ranks.values():
-                rank.channel.send("save")
+                rank.channel.send("save", count=self._saves_told)
 
     def _fail(self) -> None:
         if self._failed_at is None:

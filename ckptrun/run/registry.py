@@ -123,9 +123,19 @@ class Registry:
         Raises:
             OSError: it could not be written, or somebody has taken the run over since; the file is as it was.
         """
+        with self.exclusively(path):
+            self.write(path)
+
+    @contextlib.contextmanager
+    def exclusively(self, path: str) -> Iterator[None]:
+        """Nobody else writes the file meanwhile, and what :func:`edit` changed in it has been taken over.
+
+        Raises:
+            OSError: it cannot be locked or read, or somebody has taken the run over since.
+        """
         with _locked(path):
             self._adopt_edits(path)
-            self._write(path)
+            yield
 
     def _adopt_edits(self, path: str) -> None:
         try:
@@ -139,7 +149,8 @@ class Registry:
             raise OSError(errno.ESTALE, "another process has taken the run over", path)
         self.pin, self.keeps, self.quarantine = theirs.pin, theirs.keeps, theirs.quarantine
 
-    def _write(self, path: str) -> None:
+    def write(self, path: str) -> None:
+        """Replace the file at ``path`` durably; only inside :meth:`exclusively`."""
         write_json_atomic(path, self.to_dict(), durable=True, indent=None, point="registry")
         self._stamp = _stamp(os.stat(path))
 
@@ -195,6 +206,14 @@ class Registry:
         kept = {job: [name for name in held if name not in names] for job, held in self.hpc.items()}
         self.hpc = {job: held for job, held in kept.items() if held}
         self.quarantine = {name: note for name, note in self.quarantine.items() if name not in names}
+
+    def known(self) -> tuple[Any, ...]:
+        """What :meth:`forget` changes, to be put back where what follows it cannot be done."""
+        return self.saves, self.holds, self.hpc
+
+    def put_back(self, known: tuple[Any, ...]) -> None:
+        """Know again what was :meth:`known`."""
+        self.saves, self.holds, self.hpc = known
 
     def note_takeover(self, lease_epoch: int, sequence: int) -> None:
         """Note that the holder of ``lease_epoch`` took over when the save counter stood at ``sequence``."""
@@ -275,7 +294,7 @@ def edit(path: str, change: Callable[[Registry], T], *, otherwise: Callable[[], 
         except (FileNotFoundError, DamagedRegistryError):
             registry = otherwise()
         result = change(registry)
-        registry._write(path)
+        registry.write(path)
         return result
 
 

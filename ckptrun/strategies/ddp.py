@@ -143,8 +143,13 @@ class DDPStrategy(Strategy):
     def sync_gradients(self, module: TrainedModule) -> None:
         if self._ddp is None:
             return
-        for parameter in module.parameters():
-            if parameter.grad is not None:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        # A parameter may have been used by some ranks only; each collective needs all of them.
+        used = self.agree([parameter.grad is not None for parameter in trained])
+        for parameter, anywhere in zip(trained, used, strict=True):
+            if anywhere:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= self.world_size
 

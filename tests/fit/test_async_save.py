@@ -249,9 +249,9 @@ def test_a_save_on_request_is_answered_once_it_is_committed(tmp_path: Path, disk
     def listen(trainer: Any) -> None:
         context, real = trainer.context, trainer.context.save_served
 
-        def served(path: str | None, error: str | None) -> None:
+        def served(path: str | None, error: str | None, count: int) -> None:
             answers.append((trainer.global_step, path))
-            real(path, error)
+            real(path, error, count)
 
         context.save_served = served
 
@@ -320,3 +320,38 @@ def test_buffers_are_made_ready_and_used_again(tmp_path: Path) -> None:
     first, second, third = pointers
     assert len(first) == 3, "a weight and Adam's two"
     assert first == second == third
+
+
+def test_a_state_that_cannot_be_copied_is_written_while_training_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ckptrun.checkpoint.snapshot import Snapshot
+
+    def no_memory(self: Snapshot, state: Any) -> Any:
+        raise RuntimeError("not enough memory: you tried to allocate 9000 bytes")
+
+    monkeypatch.setattr(Snapshot, "take", no_memory)
+    at: list[list[int]] = []
+    watch = Watch((2, lambda trainer: at.append(committed(tmp_path))))
+    fit(tmp_path, ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), watch, max_epochs=-1, max_steps=5)
+    assert at == [[2]]
+    assert committed(tmp_path) == named(tmp_path) == [2, 4, 5]
+    assert "cannot be copied (not enough memory" in capsys.readouterr().err
+
+
+def test_a_request_beside_a_save_that_has_landed_is_answered(tmp_path: Path, disk: SlowDisk) -> None:
+    """Two boundaries at one step: the first one's save has landed when the second one asks."""
+    disk.go.set()
+    answers: list[tuple[str | None, int]] = []
+
+    def listen(trainer: Any) -> None:
+        trainer.context.save_served = lambda path, error, count: answers.append((path, count))
+
+    class Asks(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step in (2, 3):
+                trainer.context.stop.request_save()
+
+    fit(tmp_path, Watch((0, listen)), Asks(), ModelCheckpoint(every_n_train_steps=2), max_epochs=1)
+    assert [count for _, count in answers] == [1, 2]
+    assert [str(path)[-8:] for path, _ in answers] == ["00000002", "00000003"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import json
 import os
 import resource
@@ -431,3 +432,49 @@ def test_on_exception_callbacks_are_in_the_registry_from_the_first_attempt(tmp_p
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, OnExceptionCheckpoint(), At("on_train_start", 1, CTRL_C))
     assert registry(tmp_path).on_exception
+
+
+# -- the order in which things go ------------------------------------------------------------------------------
+
+
+def test_what_the_user_keeps_at_the_last_moment_stays(tmp_path: Path) -> None:
+    """Between the last write of the registry and the deletion: `ckptrun keep` beside the run."""
+    kept: list[str] = []
+
+    class Keeps(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                trainer.checkpoints.settle()
+                (name,) = names(tmp_path)
+                real = trainer.checkpoints.catalogue.examine
+
+                def examine(which: str) -> Any:
+                    if which == name and not kept:
+                        kept.append(keep(trainer.context.run, f"seq:{int(name[:8])}").name)
+                    return real(which)
+
+                trainer.checkpoints.catalogue.examine = examine
+
+    from ckptrun.resolve.pin import keep
+
+    fit(tmp_path, ModelCheckpoint(), Keeps())
+    assert len(kept) == 1
+    assert kept[0] in names(tmp_path)
+    assert registry(tmp_path).keeps == kept
+
+
+def test_nothing_is_deleted_where_the_registry_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(self: Registry, path: str) -> None:
+        raise OSError(errno.ESTALE, "another process has taken the run over", path)
+
+    def from_now_on(trainer: Any) -> None:
+        trainer.checkpoints.settle()
+        monkeypatch.setattr(Registry, "write", fails)
+
+    fit(tmp_path, ModelCheckpoint(), At("on_train_epoch_end", 2, from_now_on), max_epochs=3)
+    assert steps(tmp_path) == [5, 10, 15]
+    said = capsys.readouterr().err
+    assert "another process has taken the run over" in said
+    assert "nothing is deleted" in said

@@ -146,13 +146,16 @@ def test_a_request_to_save_is_passed_on_and_answered(parts: Parts, wait_until: C
     first, second = ask(parts.run, "save"), ask(parts.run, "save")
     wait_until(lambda: parts.listener.save_requested == 2)
     parts.supervisor.saved(saved(7, 3))
-    parts.supervisor.save_served("/runs/demo/checkpoints/c3", None)
+    parts.supervisor.save_served("/runs/demo/checkpoints/c3", None, 2)
     for request in (first, second):
         answer = wait_answer(parts.run, request, lambda: True, 10)
         assert (answer.state, answer.checkpoint) == ("done", "/runs/demo/checkpoints/c3")
     third = ask(parts.run, "save")
     wait_until(lambda: parts.listener.save_requested == 3)
-    parts.supervisor.save_served(None, "the disk is full")
+    # Asked for while the first two were served: what they got is older than that.
+    parts.supervisor.save_served("/runs/demo/checkpoints/c3", None, 2)
+    assert wait_answer(parts.run, third, lambda: False, 0.1).state != "done"
+    parts.supervisor.save_served(None, "the disk is full", 3)
     answer = wait_answer(parts.run, third, lambda: True, 10)
     assert (answer.state, answer.message) == ("failed", "the disk is full")
     assert parts.listener.request is None

@@ -1,0 +1,128 @@
+"""Which of the run's checkpoints go now, and in which order does that happen?
+
+    with the registry locked:  take over what the user decided, decide, forget, take out of every reader's sight
+    after that:                the files go
+
+So a checkpoint that `ckptrun keep` or `pin` has just named stays, and where the registry cannot be written (a full
+disk, another process that has taken the run over) nothing is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ckptrun.checkpoint.catalogue import Catalogue
+from ckptrun.checkpoint.commit import remove, take_away
+from ckptrun.checkpoint.retention import PASSING, decide, names_to_delete
+from ckptrun.fit.context import RankContext
+from ckptrun.records import CheckpointRecord
+from ckptrun.run.evals import in_use
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.registry import HELD_REASONS, Registry
+
+
+class Clearing:
+    """Deletes what nobody wants any more; belongs to the rank that writes.
+
+    Args:
+        entries: the callbacks' entries for the registry, as they are now.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        run: RunFolder,
+        catalogue: Catalogue,
+        registry: Registry,
+        entries: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        self._context = context
+        self._run = run
+        self._catalogue = catalogue
+        self._registry = registry
+        self._entries = entries
+        # What an evaluation read or an attempt began from when it was not wanted any more. At the beginning all are
+        # looked at: an attempt that was killed may have had no time to.
+        self._look_again = {save["name"] for save in registry.saves}
+
+    def drop(
+        self, names: Iterable[str], head: CheckpointRecord | None, resumed: CheckpointRecord | None
+    ) -> None:
+        """Delete of these what nobody wants.
+
+        Args:
+            head: the newest committed checkpoint, which replaces what goes.
+            resumed: what this attempt began from.
+        """
+        examined = [self._catalogue.examine(name) for name in names]
+        self._delete([each for each in examined if isinstance(each, CheckpointRecord)], head, resumed)
+
+    def drop_old(self, head: CheckpointRecord | None, resumed: CheckpointRecord | None) -> None:
+        """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed; and what an
+        evaluation or this attempt's start kept from going before."""
+        registry = self._registry
+        held = set(registry.holds.values())
+        old = [
+            save["name"]
+            for save in registry.saves
+            if save["name"] not in held
+            and (
+                save["name"] in self._look_again
+                or not HELD_REASONS.isdisjoint((save["reason"], *save["notes"]))
+            )
+        ]
+        self.drop(old, head, resumed)
+
+    def _delete(
+        self,
+        candidates: list[CheckpointRecord],
+        head: CheckpointRecord | None,
+        resumed: CheckpointRecord | None,
+    ) -> None:
+        if not candidates or head is None or not self._still_ours():
+            return
+        registry, folder = self._registry, self._run.checkpoints_dir
+        known = registry.known()
+        try:
+            with registry.exclusively(self._run.registry):
+                decisions = decide(
+                    candidates,
+                    head,
+                    registry,
+                    run_id=self._context.run_id,
+                    resumed_from=() if resumed is None else (resumed.name, resumed.path),
+                    in_use=in_use(self._run),
+                )
+                self._look_again -= {record.name for record in candidates}
+                self._look_again |= {each.name for each in decisions if each.why in PASSING}
+                names = names_to_delete(decisions)
+                if not names:
+                    return
+                registry.forget(names)
+                registry.callbacks = self._entries()
+                registry.write(self._run.registry)
+                trash = [self._take_away(folder, name) for name in names]
+        except OSError as error:
+            registry.put_back(known)
+            self._context.say(
+                f"{self._run.registry} could not be written ({error.strerror or error}): nothing is deleted."
+            )
+            return
+        for path in trash:
+            if path is not None:
+                remove(path)
+
+    def _take_away(self, folder: str, name: str) -> str | None:
+        try:
+            return take_away(folder, name)
+        except OSError as error:
+            self._context.say(f"{name} is no longer wanted and could not be deleted: {error.strerror}.")
+            return None
+
+    def _still_ours(self) -> bool:
+        """Whether this process may delete: one that was overtaken while it saved must not."""
+        try:
+            return self._context.may_save()
+        except OSError:
+            return False  # what is not deleted now goes with a later save
