@@ -261,7 +261,9 @@ def test_a_disk_that_is_full(
     assert saved[-1] < 12
     status = run_cli("status", "demo", "--json").document
     if policy == "stop":
-        assert (status["status"], status["step"]) == ("INTERRUPTED", saved[-1] + 2)
+        # At the next boundary, and at the next save at the latest.
+        assert status["status"] == "INTERRUPTED"
+        assert saved[-1] + 2 <= status["step"] <= saved[-1] + 4
     else:
         assert "the last save failed, and none after it succeeded: Checkpoint" in full.stderr
         assert (status["status"], status["step"]) == ("FINISHED", 12)

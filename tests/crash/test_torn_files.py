@@ -145,7 +145,7 @@ def test_the_stored_config_is_torn(
     for size in (len(whole) // 3, 0):
         path.write_bytes(whole[:size])
         done = run_cli(*LINE, cwd=stopped)
-        assert done.code == 2, done
+        assert done.code in (2, 5), done  # no YAML, or a part of it that differs from what is given
         _assert_one_clear_error(done, "config")
     assert committed(stopped) == before
     path.unlink()  # as the hint says
