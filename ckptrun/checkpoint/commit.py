@@ -59,6 +59,7 @@ def commit(
     manifest: Manifest,
     *,
     needed_bytes: int | None = None,
+    last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Manifest:
     """Write a checkpoint and commit it; the module's docstring draws the steps.
 
@@ -72,6 +73,7 @@ def commit(
             the seconds this took are added to ``save_s``.
         needed_bytes: what the files take at least. Where that certainly does not fit nothing is begun, for a disk
             that is filled to the brim fails everybody else who writes to it.
+        last_word: called once the files are written, with the manifest that is about to be.
 
     Returns:
         The manifest as it was written.
@@ -98,6 +100,7 @@ def commit(
             saved_at=manifest.saved_at or time.time(),
             save_s=round(manifest.save_s + time.monotonic() - started, 3),
         )
+        whole = last_word(whole)
         _write_unpublished(temporary, whole)
         _fsync_folders(temporary, files)
         faults.reach("commit:temp-synced", temporary)

@@ -9,6 +9,7 @@ It is conservative on purpose: where it is not known who wanted a checkpoint, it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +74,11 @@ def _protection(
         return "the newest"
     if not record.on_line_of(head):
         return "on an abandoned line"
-    for names, why in ((resumed_from, PASSING[0]), (in_use, PASSING[1])):
-        if record.name in names or record.path in names:
+    # By the folder's name alone: the same path may be written in other ways, through a link for one.
+    for paths, why in ((resumed_from, PASSING[0]), (in_use, PASSING[1])):
+        if record.name in map(os.path.basename, paths):
             return why
-    if registry.pin is not None and registry.pin["path"] in (record.path, record.name):
+    if registry.pin is not None and record.name == os.path.basename(registry.pin["path"]):
         return "pinned"
     if record.name in registry.quarantine:
         return "in quarantine"

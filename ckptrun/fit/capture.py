@@ -60,6 +60,14 @@ class Boundary:
         self.logs = trainer.logs.state_dict() if with_callbacks else None
         self._sample = _sample(trainer) if with_callbacks else None
 
+    def retake_books(self, trainer: Trainer) -> None:
+        """A save has failed after this boundary was kept: what checkpoint callbacks had entered for it is gone."""
+        if self.callbacks is None:
+            return
+        for callback in trainer.checkpoint_callbacks:
+            if callback.state_key in self.callbacks:
+                self.callbacks[callback.state_key] = _kept(callback.state_dict())
+
     def has_weights_of(self, trainer: Trainer, *, kept_too: bool = True) -> bool:
         """Whether the model's weights still are the boundary's, and not others swapped in for a validation.
 

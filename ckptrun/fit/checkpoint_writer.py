@@ -57,9 +57,17 @@ class CheckpointWriter:
     # -- writing -----------------------------------------------------------------------------------------
 
     def write(
-        self, name: str, state: dict[str, Any], rank_states: list[Any], manifest: Manifest
+        self,
+        name: str,
+        state: dict[str, Any],
+        rank_states: list[Any],
+        manifest: Manifest,
+        last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     ) -> Manifest | None:
         """Write and commit now.
+
+        Args:
+            last_word: as :func:`ckptrun.checkpoint.commit.commit` has it.
 
         Returns:
             The manifest as it was written; None where it failed and ``run.on_save_error`` lets training go on.
@@ -71,7 +79,7 @@ class CheckpointWriter:
         if not manifest.weights_only:
             for rank_state in rank_states:
                 files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
-        return self._commit(name, files, manifest, size_of(state))
+        return self._commit(name, files, manifest, size_of(state), last_word)
 
     def begin(
         self,
@@ -79,12 +87,15 @@ class CheckpointWriter:
         state: dict[str, Any],
         rank_states: list[Any],
         manifest: Manifest,
-        ended: Callable[[], None],
+        *,
+        last_word: Callable[[Manifest], Manifest],
+        ended: Callable[[Manifest | None], None],
     ) -> None:
         """Copy the state and have it written by a thread; the save before must have been waited for.
 
         Args:
-            ended: called in that thread when :meth:`wait` will not take long any more.
+            last_word: as for :meth:`write`; called in that thread.
+            ended: called in that thread with what :meth:`wait` is about to give, or None where that raises.
 
         Raises:
             SaveError: there was no memory for the copy, so it was written at once; as :meth:`write`.
@@ -98,17 +109,19 @@ class CheckpointWriter:
             noted = replace(manifest, save_s=manifest.save_s + took_s)
 
             def work() -> Manifest | None:
+                written = None
                 try:
-                    return self.write(name, copied, copied_ranks, noted)
+                    written = self.write(name, copied, copied_ranks, noted, last_word)
+                    return written
                 finally:
-                    ended()
+                    ended(written)
 
             self._saver.submit(work)
         except (MemoryError, RuntimeError) as error:  # torch's out-of-memory errors are RuntimeErrors
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
             self._context.say(f"{name} cannot be copied ({reason}): training waits until it is written.")
-            self._at_once = (self.write(name, state, rank_states, manifest),)
-            ended()
+            self._at_once = (self.write(name, state, rank_states, manifest, last_word),)
+            ended(self._at_once[0])
 
     def wait(self) -> Manifest | None:
         """Wait for what :meth:`begin` began, and give what :meth:`write` gives."""
@@ -117,7 +130,12 @@ class CheckpointWriter:
         return self._saver.wait()
 
     def _commit(
-        self, name: str, files: dict[str, Any], manifest: Manifest, needed_bytes: int
+        self,
+        name: str,
+        files: dict[str, Any],
+        manifest: Manifest,
+        needed_bytes: int,
+        last_word: Callable[[Manifest], Manifest],
     ) -> Manifest | None:
         policy = self._context.on_save_error
         waits = _RETRY_AFTER_S if policy == "retry" else ()
@@ -127,7 +145,9 @@ class CheckpointWriter:
                     self.error = "another process has taken the run over"
                     self._context.say(f"{name} is not written: {self.error}.")
                     return None
-                written = commit(self._folder, name, files, manifest, needed_bytes=needed_bytes)
+                written = commit(
+                    self._folder, name, files, manifest, needed_bytes=needed_bytes, last_word=last_word
+                )
                 self.error = None
                 return written
             except SaveError as error:

@@ -12,9 +12,11 @@ boundary; with several ranks all of them learn how it ended when the next save b
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -80,12 +82,18 @@ class _Flight:
     owner: str | None
     size_bytes: int
     blocked_s: float  # for which training stood still
-    serves: int = 0  # the requests to save, counted from the run's start, that it answers
+    entries: list[dict[str, Any]]  # what callbacks want, for the manifest
     reasons: list[tuple[SaveReason, str | None]] = field(default_factory=list)  # further ones, and whose
     drops: list[str] = field(default_factory=list)  # what goes once it has landed
     undo: list[Callable[[], None]] = field(default_factory=list)  # what was entered for it
     noted: bool = False  # this rank has seen how it ended
     record: CheckpointRecord | None = None
+    # Between the thread that writes and the one that trains:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    closed: bool = False  # its manifest is written: a further reason comes too late for it
+    ended: bool = False
+    path: str | None = None  # once it has ended well
+    serves: int = 0  # the requests to save, counted from the run's start, that it answers
 
 
 class CheckpointService:
@@ -124,6 +132,11 @@ class CheckpointService:
         registry.run_id = self.trainer.context.run_id
         catch_up(registry, self.catalogue)
         return registry
+
+    @property
+    def quarantined(self) -> Collection[str]:
+        """Names of the checkpoints that are set aside as damaged."""
+        return self.registry.quarantine
 
     @property
     def save_error(self) -> str | None:
@@ -248,7 +261,10 @@ class CheckpointService:
         Args:
             label: the part of the folder's name after the save counter; the step when None.
         """
-        self.make_room()
+        if self.alone:
+            self._settle_anyhow()
+        else:
+            self.make_room()
         key, flight = self._key(), self._flight
         if flight is not None:
             return replace(flight.ticket, exists=True)
@@ -320,9 +336,17 @@ class CheckpointService:
             state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
             manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)
             if self.trainer.context.async_save and reason in _IN_THE_BACKGROUND and not self.alone:
-                flight = _Flight(ticket, key, owner, size_of(state), 0.0, undo=[] if undo is None else [undo])
+                flight = _Flight(ticket, key, owner, size_of(state), 0.0, self._entries())
+                flight.undo += [] if undo is None else [undo]
                 if self._writes:
-                    self.writer.begin(ticket.name, state, rank_states, manifest, self._ended)
+                    self.writer.begin(
+                        ticket.name,
+                        state,
+                        rank_states,
+                        manifest,
+                        last_word=functools.partial(self._last_word, flight),
+                        ended=functools.partial(self._ended, flight),
+                    )
                 self._flight = flight
             else:
                 written = self._shared(lambda: self.writer.write(ticket.name, state, rank_states, manifest))
@@ -350,8 +374,7 @@ class CheckpointService:
         flight = self._flight
         if flight is not None and flight.ticket.name == ticket.name:
             flight.undo += [undo] if undo is not None else []
-            if not flight.noted:
-                flight.reasons.append((reason, owner))
+            if self._joins(flight, reason, owner):
                 return
             if flight.record is None:
                 return  # it failed; the other ranks learn it, and all take back what was entered, at the next save
@@ -363,6 +386,18 @@ class CheckpointService:
         self._write_registry()
         if self._writes:
             self._clearing.drop_old(self.head, self.resumed)
+
+    def _joins(self, flight: _Flight, reason: SaveReason, owner: str | None) -> bool:
+        """Whether a further reason still gets into the manifest that is being written; else how it ended is noted."""
+        if not self._writes:
+            return True
+        with flight.lock:
+            if not flight.closed:
+                flight.reasons.append((reason, owner))
+                flight.entries = self._entries()
+                return True
+        self._note_end()  # a moment, now
+        return False
 
     def drop(self, name: str, owner: str) -> None:
         """``owner`` no longer wants ``name``; it goes if nobody else does, and once what replaces it is committed."""
@@ -376,10 +411,27 @@ class CheckpointService:
 
     # -- the save in flight ------------------------------------------------------------------------------
 
-    def _ended(self) -> None:
-        """In the writer's thread: how it ended can be asked for."""
+    def _last_word(self, flight: _Flight, manifest: Manifest) -> Manifest:
+        """In the writer's thread: who else wanted this state belongs to it, whatever happens after the commit."""
+        with flight.lock:
+            flight.closed = True
+            return _noted_again(
+                replace(manifest, callbacks=tuple(flight.entries)), self._notes(flight.reasons)
+            )
+
+    def _ended(self, flight: _Flight, written: Manifest | None) -> None:
+        """In the writer's thread: how it ended can be asked for. Who waits for it hears of it without delay."""
+        with flight.lock:
+            flight.closed = flight.ended = True
+            flight.path = None if written is None else flight.ticket.path
         self.trainer.context.saving(False)
+        self._answer(flight)
         self.landed = True
+
+    def _answer(self, flight: _Flight) -> None:
+        if flight.ended and flight.serves:
+            count, flight.serves = flight.serves, 0
+            self.trainer.context.save_served(flight.path, self.save_error, count)
 
     def attend(self) -> None:
         """The save in flight has ended: take note, as far as this rank can do that by itself.
@@ -422,8 +474,17 @@ class CheckpointService:
             if record is None:
                 for undo in flight.undo:
                     undo()
+                if self._boundary is not None:
+                    self._boundary.retake_books(self.trainer)
         if record is not None:
             self._take_over(record, flight.key)
+
+    def _settle_anyhow(self) -> None:
+        """As :meth:`settle`, where a checkpoint is due that must not fail because the one before did."""
+        try:
+            self.settle()
+        except SaveError as error:
+            self.trainer.context.say(str(error))
 
     def _note_end(self) -> CheckpointRecord | None:
         """What came of the save in flight, waited for; on the rank that writes. Its end is noted once."""
@@ -437,8 +498,6 @@ class CheckpointService:
             flight.noted = True
             self.landed = False
         if written is None:
-            if flight.serves:
-                self.trainer.context.save_served(None, self.save_error, flight.serves)
             return None
         record = flight.record = written.to_record(flight.ticket.path)
         self._take_over(record, flight.key)
@@ -446,8 +505,6 @@ class CheckpointService:
         self._clearing.drop(flight.drops, self.head, self.resumed)
         self._clearing.drop_old(self.head, self.resumed)
         self._announce(record, written.save_s, flight.blocked_s)
-        if flight.serves:
-            self.trainer.context.save_served(record.path, None, flight.serves)
         self.writer.look_ahead(flight.size_bytes)
         return record
 
@@ -469,7 +526,6 @@ class CheckpointService:
         self.registry.note_saved(record, [owner] if owner else [], save_s=save_s)
         for reason, other in further:
             self.registry.note_again(record.name, reason, other, job=self.trainer.context.job)
-        self._keep_notes(record.path, further)
         self._write_registry()
 
     def _announce(self, record: CheckpointRecord, save_s: float, blocked_s: float) -> None:
@@ -491,7 +547,7 @@ class CheckpointService:
 
     def save_boundary(self, reason: SaveReason, *, finished_by: str | None = None) -> bool:
         """Save the current boundary for the loop's own reasons; ``finished_by`` notes the end of training."""
-        self.settle()
+        self._settle_anyhow()
         if self._key()[0] == 0:
             return False
         saved = False
@@ -537,13 +593,21 @@ class CheckpointService:
         """
         if self._key()[0] == 0:
             return
+        try:
+            self.settle()  # the one in flight may hold this very state, and fail
+        except SaveError as error:
+            self.trainer.context.save_served(None, error.message, count)
+            raise
         saved = self.save(self.reserve(), reason=SaveReason.MANUAL)
         flight = self._flight
-        if flight is not None and not flight.noted:
-            flight.serves = count
+        if flight is not None:
+            with flight.lock:
+                flight.serves = count
+                ended = flight.ended
+            if ended:
+                self._answer(flight)
             return
-        record = self._newest if flight is None else flight.record
-        path = record.path if saved and record is not None else None
+        path = self._newest.path if saved and self._newest is not None else None
         self.trainer.context.save_served(path, self.save_error, count)
 
     def save_for_stop(self, request: StopRequest) -> None:
@@ -551,7 +615,7 @@ class CheckpointService:
         if self._stopping:
             return
         self._stopping = True
-        self.settle()
+        self._settle_anyhow()
         if self.trainer.context.save_on_stop:
             hpc = request.reason is StopReason.WALLTIME
             self.save_boundary(SaveReason.HPC if hpc else SaveReason.STOP)
@@ -599,10 +663,13 @@ class CheckpointService:
 
     def _keep_notes(self, path: str, reasons: Sequence[tuple[SaveReason, str | None]]) -> None:
         """Further reasons for a state that is saved, into its manifest."""
-        job = self.trainer.context.job
-        notes = [{"reason": str(reason), "owner": owner, "job": job} for reason, owner in reasons]
+        notes = self._notes(reasons)
         if notes:
             self._amend(path, lambda manifest: _noted_again(manifest, notes))
+
+    def _notes(self, reasons: Sequence[tuple[SaveReason, str | None]]) -> list[dict[str, Any]]:
+        job = self.trainer.context.job
+        return [{"reason": str(reason), "owner": owner, "job": job} for reason, owner in reasons]
 
     def _amend(self, path: str, change: Callable[[Manifest], Manifest]) -> None:
         """Keep with the checkpoint what the registry is told now, so that it can be rebuilt from the manifests."""

@@ -105,9 +105,7 @@ class Clearing:
                 trash = [self._take_away(folder, name) for name in names]
         except OSError as error:
             registry.put_back(known)
-            self._context.say(
-                f"{self._run.registry} could not be written ({error.strerror or error}): nothing is deleted."
-            )
+            self._context.say(f"Nothing is deleted now: {error.filename}: {error.strerror or error}.")
             return
         for path in trash:
             if path is not None:

@@ -363,12 +363,12 @@ class FitLoop:
                 hook(outputs, batch, index)
             if not trainer.first_step_reported:
                 trainer.report_first_step()
-            if checkpoints.landed:
-                checkpoints.attend()
             if self.global_step >= ask_at or (late is not None and late(self.global_step)):
                 ask_at = self.global_step + self._ask()
             if stop.request is not None or stop.save_requested != self._saves_served:
                 self._attend(ask=False)
+            if checkpoints.landed:
+                checkpoints.attend()
             batches, window = window, 0
             if self.validation is not None:
                 self._after_batch(batches)

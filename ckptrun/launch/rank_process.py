@@ -125,7 +125,8 @@ def _context(job: RankJob, channel: Channel, stop: RemoteStop, progress: Progres
         if run is None:
             return False
         lease = read_lease(run.lease)
-        return lease is not None and lease.epoch == epoch and lease.holder is not None
+        # None: the file is gone or damaged, and the supervisor writes it anew (see Lease.still_mine).
+        return lease is None or (lease.epoch == epoch and lease.holder is not None)
 
     def saving(is_saving: bool) -> None:
         progress.beats += 1

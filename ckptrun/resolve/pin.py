@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.errors import CkptrunError, IncompatibleError, NoCheckpointError, UsageError
 from ckptrun.records import CheckpointRecord, ResolutionError
 from ckptrun.resolve.gather import Gathered, gather, rebuilt_registry
@@ -51,6 +52,7 @@ def pin(folder: RunFolder, reference: str) -> CheckpointRecord:
     entry = pin_entry(reference, record, time.time())
 
     def change(registry: Registry) -> None:
+        _still_there(record)
         registry.pin = entry
 
     _edit(folder, change)
@@ -77,6 +79,7 @@ def keep(folder: RunFolder, reference: str) -> CheckpointRecord:
     _own(folder, record.path)
 
     def change(registry: Registry) -> None:
+        _still_there(record)
         if record.name not in registry.keeps:
             registry.keeps.append(record.name)
 
@@ -154,6 +157,15 @@ def _own(folder: RunFolder, path: str) -> str:
             hint="Give the --run that it belongs to.",
         )
     return path
+
+
+def _still_there(record: CheckpointRecord) -> None:
+    """Asked with the registry locked, under which a live run deletes."""
+    if not os.path.exists(os.path.join(record.path, MANIFEST_NAME)):
+        raise NoCheckpointError(
+            f"{record.name} was deleted at this very moment by the run, which no longer wanted it",
+            hint="`ckptrun resolve --all` lists what is there.",
+        )
 
 
 def _edit(folder: RunFolder, change: Callable[[Registry], T]) -> T:

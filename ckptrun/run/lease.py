@@ -158,11 +158,13 @@ class Lease:
     def still_mine(self) -> bool:
         """Whether nobody has taken over. Asked before each commit.
 
+        Where the file is gone or damaged nobody has: who takes over writes it. The next beat writes it anew.
+
         Raises:
             OSError: the disk does not say.
         """
         now = read_lease(self._path)
-        return now is not None and (now.epoch, now.holder) == (self._state.epoch, self._state.holder)
+        return now is None or (now.epoch, now.holder) == (self._state.epoch, self._state.holder)
 
     def release(self) -> None:
         """Give the lease back, if it is still ours."""

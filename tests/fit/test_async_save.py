@@ -14,7 +14,7 @@ import torch
 from fit_helpers import CTRL_C, At, Tiny, loader, make_trainer, send
 
 from ckptrun import Callback
-from ckptrun.callbacks import ModelCheckpoint
+from ckptrun.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.state_file import read_state
 from ckptrun.errors import SaveError
@@ -258,7 +258,7 @@ def test_a_save_on_request_is_answered_once_it_is_committed(tmp_path: Path, disk
     watch = Watch((0, listen), (4, land(disk)))
     fit(tmp_path, At("on_train_batch_end", 2, send(signal.SIGUSR2)), watch)
     ((step, path),) = answers
-    assert step == 5
+    assert step == 4, "in the middle of the next step"
     assert path is not None
     assert path.endswith("step-00000002")
 
@@ -271,6 +271,96 @@ def test_an_exception_leaves_the_save_in_flight_to_land(tmp_path: Path, disk: Sl
     with pytest.raises(RuntimeError, match="the user's own"):
         fit(tmp_path, ModelCheckpoint(every_n_train_steps=2), Watch((3, fail)))
     assert committed(tmp_path) == named(tmp_path) == [2]
+
+
+def test_a_best_that_was_not_saved_is_not_in_the_checkpoint_of_a_stop(tmp_path: Path, disk: SlowDisk) -> None:
+    """The validation that is stopped began while the save of the new best was still on its way."""
+    disk.fails = {2}
+
+    class Scores(Tiny):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", (3.0, 1.0, 2.0)[self.current_epoch])
+
+    class Stops(Callback):
+        def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.current_epoch == 2:
+                land(disk)(trainer)
+                CTRL_C(trainer)
+
+    checkpoint = ModelCheckpoint(monitor="val_loss")
+    trainer = make_trainer(
+        tmp_path,
+        callbacks=[checkpoint, Watch((6, first_lands(disk))), Stops()],
+        on_save_error="warn",
+        max_epochs=3,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Scores(), loader(), loader(8, shuffle=False))
+    assert committed(tmp_path) == [5, 15]
+    (stopped,) = (tmp_path / "demo" / "checkpoints").glob("*-step-00000015")
+    books = read_state(str(stopped / "state.ckpt"))["callbacks"][checkpoint.state_key]
+    assert books["best_model_path"].endswith("step-00000005")
+    assert [path[-8:] for path in books["best_k_models"]] == ["00000005"]
+
+
+def test_who_else_wanted_the_state_is_committed_with_it(tmp_path: Path, disk: SlowDisk) -> None:
+    """Not a step later: whoever is killed in between has to find it."""
+    one = ModelCheckpoint(every_n_train_steps=2)
+    two = ModelCheckpoint(every_n_train_steps=2, monitor="loss_step")
+    found: list[Any] = []
+
+    def look(trainer: Any) -> None:
+        land(disk)(trainer)
+        (path,) = (tmp_path / "demo" / "checkpoints").glob("*/manifest.json")
+        found.append(json.loads(path.read_text()))
+
+    fit(tmp_path, one, two, Watch((3, look)), max_epochs=-1, max_steps=4)
+    (manifest,) = found
+    assert manifest["saved_for"] == [one.state_key]
+    assert [note["owner"] for note in manifest["noted"]] == [two.state_key]
+    entry = next(e for e in manifest["callbacks"] if e["state_key"] == two.state_key)
+    assert list(entry["best_k"]) == ["00000001-step-00000002"]
+
+
+def test_an_exception_right_after_a_save_that_fails_has_a_checkpoint_of_its_own(
+    tmp_path: Path, disk: SlowDisk
+) -> None:
+    disk.fails = {1}
+
+    def fail(trainer: Any) -> None:
+        disk.go.set()
+        raise RuntimeError("the user's own")
+
+    callbacks = (ModelCheckpoint(every_n_train_steps=2), OnExceptionCheckpoint(), Watch((2, fail)))
+    with pytest.raises(RuntimeError, match="the user's own"):
+        fit(tmp_path, *callbacks, on_save_error="warn")
+    (save,) = Registry.load(str(tmp_path / "demo" / "registry.json")).saves
+    assert (save["step"], save["reason"]) == (2, "exception")
+
+
+@pytest.mark.parametrize("what", ["stop", "exception"])
+def test_the_policy_to_stop_does_not_take_the_last_checkpoint_away(
+    tmp_path: Path, disk: SlowDisk, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk.fails = {1}
+
+    def end(trainer: Any) -> None:
+        if what == "exception":
+            disk.go.set()
+            raise RuntimeError("the user's own")
+        CTRL_C(trainer)
+        disk.go.set()
+
+    with pytest.raises(KeyboardInterrupt if what == "stop" else RuntimeError):
+        fit(
+            tmp_path,
+            ModelCheckpoint(every_n_train_steps=2),
+            OnExceptionCheckpoint(),
+            At("on_train_batch_end", 3, end) if what == "stop" else Watch((3, end)),
+            on_save_error="stop",
+        )
+    assert committed(tmp_path) == [3]
+    assert "commit 1 failed" in capsys.readouterr().err
 
 
 def test_switched_off_training_waits(tmp_path: Path, disk: SlowDisk) -> None:

@@ -477,4 +477,4 @@ def test_nothing_is_deleted_where_the_registry_cannot_be_written(
     assert steps(tmp_path) == [5, 10, 15]
     said = capsys.readouterr().err
     assert "another process has taken the run over" in said
-    assert "nothing is deleted" in said
+    assert "Nothing is deleted" in said

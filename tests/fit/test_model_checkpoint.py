@@ -30,6 +30,7 @@ class Service:
     outcome: bool | Exception = True
     root: str = "/runs/demo/checkpoints"
     unreadable: bool = False
+    quarantined: tuple[str, ...] = ()
     fails_later: bool = False
     undo: Any = None
     _key: int = -1
@@ -689,7 +690,7 @@ def test_checkpoints_that_are_gone_are_dropped_with_a_warning(caplog: pytest.Log
     resumed(callback, first, state)
     assert names(callback.best_k_models) == ["00000002"]
     assert callback.best_model_score == 2.0
-    assert "gone, so not counted any more: 00000001-step-00000002" in caplog.text
+    assert "gone or damaged, so not counted any more: 00000001-step-00000002" in caplog.text
 
 
 def test_checkpoints_that_cannot_be_read_just_now_are_not_gone() -> None:
@@ -699,6 +700,20 @@ def test_checkpoints_that_cannot_be_read_just_now_are_not_gone() -> None:
     later.checkpoints.unreadable = True
     callback.load_state_dict(first.checkpoints.saves[-1].state)
     assert names(callback.best_k_models) == ["00000001"]
+
+
+def test_what_is_in_quarantine_keeps_nobody_out_of_the_best() -> None:
+    first = ModelCheckpoint(monitor="val_loss", save_top_k=1)
+    trainer = trained(first, [0.1])
+    (name,) = [save.name for save in trainer.checkpoints.saves]
+    resumed = ModelCheckpoint(monitor="val_loss", save_top_k=1)
+    again = Trainer(resumed)
+    again.checkpoints.saves = trainer.checkpoints.saves
+    again.checkpoints.quarantined = (name,)
+    resumed.setup(again, None, "fit")  # type: ignore[arg-type]
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.best_k_models == {}
+    assert resumed.best_model_path == ""
 
 
 def test_a_run_that_was_moved_keeps_its_books() -> None:

@@ -67,10 +67,10 @@ def test_one_that_only_follows() -> None:
 
 def test_requests() -> None:
     stop = RemoteStop()
-    _take({"op": "save"}, stop)
+    _take({"op": "save", "count": 2}, stop)
     _take({"op": "stop", "reason": "sigterm", "signum": 15}, stop)
     _take({"op": "stop", "reason": "keyboard", "signum": 2}, stop)
-    assert stop.save_requested == 1
+    assert stop.save_requested == 2
     assert stop.request is not None
     assert (stop.request.reason, stop.request.signum) == (StopReason.SIGTERM, 15)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class CheckpointBooks(Callback):
         self._gone: list[str] = []  # named in the state that was loaded, and not there any more
         self._run_id: str | None = None  # these two are filled in by setup
         self._catalogue: Catalogue | None = None
+        self._quarantined: Collection[str] = ()
 
     # -- entries -----------------------------------------------------------------------------------
 
@@ -148,8 +149,9 @@ class CheckpointBooks(Callback):
                 return path
             name = os.path.basename(path)
             found = self._catalogue.examine(name)
-            if isinstance(found, CheckpointRecord) or found.unreadable:
-                return found.path  # what only cannot be read just now is not gone
+            # What only cannot be read just now is not gone; what is damaged must not keep others out of the best.
+            if name not in self._quarantined and (isinstance(found, CheckpointRecord) or found.unreadable):
+                return found.path
             if name not in self._gone:
                 self._gone.append(name)
             return ""
@@ -166,7 +168,11 @@ class CheckpointBooks(Callback):
 
     def _tell_what_is_gone(self) -> None:
         if self._gone:
-            log.warning("%s: gone, so not counted any more: %s.", type(self).__name__, ", ".join(self._gone))
+            log.warning(
+                "%s: gone or damaged, so not counted any more: %s.",
+                type(self).__name__,
+                ", ".join(self._gone),
+            )
             self._gone = []
 
     def adopt(self, path: str, entry: Mapping[str, Any], *, step: int) -> None:
@@ -184,7 +190,7 @@ class CheckpointBooks(Callback):
         name = os.path.basename(path)
         listed = {*entry["best_k"], entry["best"], entry["last"]}
         self._gone = [old for old in self._gone if old in listed]
-        if name not in listed:
+        if name not in listed or name in self._quarantined:
             return
         if name in entry["best_k"]:
             self._enter(path, torch.tensor(float(entry["best_k"][name])))

@@ -164,6 +164,7 @@ class ModelCheckpoint(CheckpointBooks):
             return
         self._run_id = trainer.context.run_id
         self._catalogue = trainer.checkpoints.catalogue
+        self._quarantined = trainer.checkpoints.quarantined
         if trainer.is_global_zero:
             if self.dirpath is not None:
                 log.warning(
