@@ -98,6 +98,29 @@ def test_gradients_of_a_window_that_was_not_synced(group: DDPStrategy) -> None:
     assert torch.equal(model.net[0].weight.grad, before)
 
 
+def test_a_parameter_that_only_another_rank_has_used_takes_part(
+    group: DDPStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank makes the same collectives: where one has no gradient it brings zeros."""
+    module = Model()
+    module.to(group.root_device)
+    group.setup(module, [])
+    module.net[0].weight.grad = torch.ones(3, 3)
+    asked: list[list[int]] = []
+
+    def agree(words: Any) -> list[int]:
+        asked.append([int(word) for word in words])
+        return [1, 1, 0, 0]  # the other rank has used the bias too, and nobody the rest
+
+    monkeypatch.setattr(group, "agree", agree)
+    group.sync_gradients(module)
+    assert asked == [[1, 0, 0, 0]]
+    weight, bias, *rest = module.parameters()
+    assert torch.equal(weight.grad, torch.ones(3, 3))
+    assert torch.equal(bias.grad, torch.zeros(3))
+    assert [parameter.grad for parameter in rest] == [None, None]
+
+
 def test_a_model_without_parameters_is_not_wrapped(group: DDPStrategy) -> None:
     model = Model()
     for parameter in model.parameters():
