@@ -26,7 +26,9 @@ from ckptrun.errors import CkptrunError
 from ckptrun.processes import kill_descendants
 from ckptrun.records import Outcome, Status, StopReason
 
-SAME_PRESS_S = 0.5  # SIGINTs closer than this are one press: the terminal and a launcher both pass it on
+SAME_PRESS_S = (
+    0.5  # SIGINTs to one process closer than this are one press: terminal and launcher both pass it on
+)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVE_SIGNAL = signal.SIGUSR2
 DEFAULT_WALLTIME_SIGNALS = (signal.SIGUSR1,)
@@ -147,8 +149,7 @@ class StopListener:
         self.on_ending: Callable[[StopRequest, bool], object] = lambda *_: None
         self.on_change: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
-        self._presses = 0
-        self._last_press = float("-inf")
+        self._presses: dict[str, tuple[int, float]] = {}  # by origin: how many, and when the last
         self._grace_from: float | None = None
         self._grace_over = False
         self._finished = False
@@ -291,11 +292,16 @@ class StopListener:
             return None
         return self._grace_from + self.grace_s
 
-    def count(self, signum: int) -> None:
-        """Count a signal that another process (a rank) received."""
-        self._count(signum, time.monotonic())
+    def count(self, signum: int, origin: str) -> None:
+        """Count a signal that another process received.
 
-    def _count(self, signum: int, now: float) -> None:
+        Args:
+            origin: names that process. One press reaches many, and the word of a busy one comes late: so only two
+                presses at one process are two.
+        """
+        self._count(signum, time.monotonic(), origin)
+
+    def _count(self, signum: int, now: float, origin: str = "") -> None:
         if self.report is not None:
             self.report(signum)
             return
@@ -310,22 +316,24 @@ class StopListener:
         reason = stop_reason(signum, walltime_signals=self.walltime_signals)
         if reason is None:
             return
+        presses = 0
         if reason is StopReason.KEYBOARD:
-            if now - self._last_press < SAME_PRESS_S:
+            presses, last = self._presses.get(origin, (0, float("-inf")))
+            if now - last < SAME_PRESS_S:
                 return
-            self._last_press = now
-            self._presses += 1
+            presses += 1
+            self._presses[origin] = presses, now
         first = self.request_stop(reason, signum=signum)
         if reason is StopReason.SIGTERM and self._grace_from is None:
             # Also after a Ctrl-C: whoever sends SIGTERM sends SIGKILL next, however it began.
             self._grace_from = now
         if first or reason is not StopReason.KEYBOARD:
             return
-        if self._presses == 2:
+        if presses > 2:
+            self._kill()
+        elif presses == 2 and not self.forced:
             self.forced = True
             self._call(self.on_force)
-        elif self._presses > 2:
-            self._kill()
 
     def _call(self, callback: Callable[[StopRequest], object], *, stacks: bool = False) -> None:
         request = self.request

@@ -312,6 +312,23 @@ def test_presses(counted, presses: list[float], forced: bool, expected: list[str
     assert listener.request.reason is StopReason.KEYBOARD
 
 
+def test_one_press_that_reaches_many_processes_is_one_whenever_each_says_so(counted) -> None:
+    listener, calls = counted
+    listener._count(signal.SIGINT, 0.0)
+    for number, at in enumerate((0.1, 0.7, 5.0, 9.0)):  # ranks that were busy when it came
+        listener._count(signal.SIGINT, at, f"rank {number}")
+    listener._count(signal.SIGINT, 9.0, "host a")
+    assert (listener.forced, calls) == (False, [])
+    listener._count(signal.SIGINT, 9.1, "rank 2")
+    eventually(lambda: calls == ["force keyboard"], "forced")
+    for at, origin in ((9.2, "rank 1"), (9.3, "")):  # the second press, at the others
+        listener._count(signal.SIGINT, at, origin)
+    eventually(lambda: not _threads("ckptrun-stop-callback"), "callbacks end")
+    assert calls == ["force keyboard"]
+    listener._count(signal.SIGINT, 9.9, "rank 2")
+    assert calls == ["force keyboard", "kill"]
+
+
 def test_the_first_stop_wins_and_more_sigterms_change_nothing(counted) -> None:
     listener, calls = counted
     for at, signum in enumerate(

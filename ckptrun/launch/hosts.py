@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ckptrun.errors import CkptrunError, UsageError
@@ -112,7 +113,7 @@ class Hosts:
             if caller is None:
                 sock.close()
                 continue
-            link = Link(sock, urgent=self._urgent)
+            link = Link(sock, urgent=partial(self._urgent, caller.id))
             self._followers[caller.id] = Follower(caller, link, names[caller.id])
         for card in meeting.cards[1:]:
             self._check(meeting.leader, card, names)
@@ -137,10 +138,10 @@ class Hosts:
                 hint="Start the same command with the same config on every host.",
             )
 
-    def _urgent(self, message: Message) -> bool:
+    def _urgent(self, host: str, message: Message) -> bool:
         if message["op"] != "signal":
             return False
-        self._listener.count(int(message["signum"]))
+        self._listener.count(int(message["signum"]), f"host {host}")
         return True
 
     @property

@@ -276,7 +276,7 @@ class TorchrunLaunch:
     def _hear_rank(self, rank: Rank, message: Message) -> None:
         op = message.pop("op")
         if op == "signal":
-            self._listener.count(message["signum"])
+            self._listener.count(message["signum"], f"rank {rank.rank}")
             return
         if op == "progress":
             self._hear_progress(rank, message)

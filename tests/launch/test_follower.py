@@ -115,12 +115,12 @@ def test_it_ends_soon_after_its_leader(led: Callable[..., Led]) -> None:
 
 def test_signals_are_the_leaders_to_count(led: Callable[..., Led]) -> None:
     listener = StopListener()
-    listener.count(signal.SIGTERM)  # while the hosts were meeting
+    listener.count(signal.SIGTERM, "rank 0")  # while the hosts were meeting
     one = led(listener)
     heard = one.hears()
     assert heard == [{"op": "signal", "signum": signal.SIGTERM}]
-    listener.count(signal.SIGINT)
-    listener.count(signal.SIGINT)
+    listener.count(signal.SIGINT, "rank 0")
+    listener.count(signal.SIGINT, "rank 0")
     heard = []
     while len(heard) < 2:
         heard += one.hears()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ckptrun import stop
 from ckptrun.errors import UsageError
 from ckptrun.launch import hosts as hosts_module
 from ckptrun.launch.hosts import Hosts, rank_environment
@@ -91,6 +92,21 @@ def test_one_that_calls_is_led_and_dismissed(stack: ExitStack, wait_until: Calla
     leaving.join(10)
     assert not leaving.is_alive()
     assert met.hosts.followers == []
+
+
+def test_presses_are_counted_host_by_host(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(stop, "SAME_PRESS_S", 0.0)
+    met = Met(stack)
+    met.listener.on_force = lambda _: None
+    link = met.gathered()
+    met.listener.count(signal.SIGINT, "rank 0")
+    link.send("signal", signum=int(signal.SIGINT))
+    wait_until(lambda: met.listener._presses.get("host b"), 10, what="the signal counts")
+    assert not met.listener.forced
+    link.send("signal", signum=int(signal.SIGINT))
+    wait_until(lambda: met.listener.forced, 10, what="the second press at b")
 
 
 @pytest.mark.parametrize(

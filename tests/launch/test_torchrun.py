@@ -22,6 +22,7 @@ from rank_work import (
     with_exception_checkpoint,
 )
 
+from ckptrun import stop
 from ckptrun.launch import torchrun
 from ckptrun.records import StopReason
 from ckptrun.run.attempts import read_attempts
@@ -183,6 +184,23 @@ def test_an_error_that_no_restart_helps(server: SharedServer, tmp_path: Path) ->
     played = play(server, tmp_path, "demo", work, max_restarts=3)
     assert played.code == 2
     assert len(read_attempts(played.folder.attempts)) == 1
+
+
+def test_one_press_that_comes_to_each_rank_is_one_however_late_it_is_told(
+    server: SharedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "SAME_PRESS_S", 0.0)  # as if each word came later than that
+    listener = StopListener()
+    played = play(
+        server, tmp_path, "demo", Work(events=(Event("on_train_batch_end", 3, "sigint"),)), listener=listener
+    )
+    assert played.code == 130, played.logs()
+    assert {origin: presses for origin, (presses, _) in listener._presses.items()} == {
+        "rank 0": 1,
+        "rank 1": 1,
+    }
+    assert not listener.forced
+    assert played.checkpoints()[0].reason == "stop"
 
 
 # -- stopping where there is nothing to save -----------------------------------------------------------------
