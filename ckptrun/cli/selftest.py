@@ -115,6 +115,7 @@ def _command(
     return [
         *words, "--grace-s", "3600", *overrides, f"trainer.max_steps={num_steps}", "trainer.max_time=null",
         "trainer.fast_dev_run=false", "trainer.enable_progress_bar=false", "run.save_on_stop=true", "loggers=[]",
+        "launch.nnodes=1", "launch.max_restarts=0",
     ]  # fmt: skip
 
 
