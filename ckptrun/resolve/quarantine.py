@@ -21,7 +21,7 @@ from ckptrun.errors import CkptrunError, NoCheckpointError
 from ckptrun.records import CheckpointRecord, Damage, Resolution, ResolutionError
 from ckptrun.resolve.gather import rebuilt_registry
 from ckptrun.run.folder import RunFolder
-from ckptrun.run.registry import Registry, edit
+from ckptrun.run.registry import DamagedRegistryError, Registry, edit
 
 _NEAR = 20  # so many are looked at for a good one
 
@@ -95,7 +95,10 @@ def nothing_else(damage: Damage, resolution: Resolution) -> ResolutionError:
 
 
 def nearest_good(path: str) -> CheckpointRecord | None:
-    """The checkpoint in the same folder that is nearest to ``path`` by save counter and can be used."""
+    """The checkpoint in the same folder that is nearest to ``path`` by save counter and can be used.
+
+    Where it is a run's folder, none that is in quarantine there.
+    """
     folder, name = os.path.split(os.path.abspath(path))
     catalogue, own = Catalogue(folder), naming.parse(name)
     sequence = own.sequence if own is not None else 0
@@ -104,8 +107,9 @@ def nearest_good(path: str) -> CheckpointRecord | None:
         parsed = naming.parse(other)
         return abs((parsed.sequence if parsed is not None else 0) - sequence)
 
+    passed_over = {name, *_quarantined_in(folder)}
     try:
-        names = sorted((other for other in catalogue.names() if other != name), key=distance)
+        names = sorted((other for other in catalogue.names() if other not in passed_over), key=distance)
     except NoCheckpointError:
         return None
     for other in names[:_NEAR]:
@@ -113,3 +117,14 @@ def nearest_good(path: str) -> CheckpointRecord | None:
         if isinstance(record, CheckpointRecord):
             return record
     return None
+
+
+def _quarantined_in(checkpoints_dir: str) -> set[str]:
+    """What is in quarantine there; nothing where there is no registry beside it that can be read."""
+    run = RunFolder(os.path.dirname(checkpoints_dir))
+    if run.checkpoints_dir != checkpoints_dir:
+        return set()
+    try:
+        return set(Registry.load(run.registry).quarantine)
+    except (OSError, DamagedRegistryError):
+        return set()

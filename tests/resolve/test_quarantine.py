@@ -103,6 +103,11 @@ def test_the_nearest_good_one(run: RunFolder) -> None:
     assert error.exit_code == 3
     assert error.message.startswith("--ckpt step:900 cannot be used: state.ckpt is damaged")
     assert paths[4] in (error.hint or "")
+    Registry(run_id="run-1").save(run.registry)
+    quarantine(run, damage_of(paths[4]), "run-1")
+    near = nearest_good(paths[9])
+    assert near is not None
+    assert near.path == paths[1], "what is known to be damaged is no help"
     for sequence in (1, 4):
         os.unlink(f"{paths[sequence]}/manifest.json")
     assert nearest_good(paths[9]) is None
