@@ -116,25 +116,24 @@ class _Follower:
         self._link.send("signal", signum=signum)
 
     def _obey_all(self, messages: list[Message]) -> int | None:
-        return next((code for message in messages if (code := self._obey(message)) is not None), None)
-
-    def _obey(self, message: Message) -> int | None:
-        """Do what the leader says; the exit code, where this was its last word."""
-        op = message["op"]
-        if op == "exit":
-            self._of.say(str(message["line"]))
-            return int(message["code"])
-        if op == "attempt":
-            return self._attempt(message)
-        if op == "again":
-            return self._meet_again()
+        """Do what the leader says; the exit code, where one of these was its last word."""
+        for number, message in enumerate(messages):
+            op, more = message["op"], messages[number + 1 :]
+            if op == "exit":
+                self._of.say(str(message["line"]))
+                return int(message["code"])
+            if op == "attempt":
+                return self._attempt(message, more)
+            if op == "again":
+                return self._meet_again(more)
         return None
 
-    def _attempt(self, told: Message) -> int | None:
+    def _attempt(self, told: Message, more: list[Message]) -> int | None:
+        """Take part in it; ``more`` is what has come after it, its ranks' first orders among it."""
         meeting, self._meeting = self._meeting, None
         if meeting is None:
             self._link.send("swept", trouble="it did not meet the others")
-            return None
+            return self._obey_all(more)
         server = self._of.fork_server()
         resolution = resolution_from_plain(told["resolution"])
         facts = dict(told["facts"])
@@ -149,7 +148,7 @@ class _Follower:
             meeting.agent.close()
             server.sweep()
             self._link.send("swept", trouble=None)
-            return None
+            return self._obey_all(more)
 
         def job(rank: int, local_rank: int, world_size: int) -> RankJob:
             return RankJob(
@@ -170,6 +169,7 @@ class _Follower:
             link=self._link,
             meeting=meeting,
             say=self._of.say,
+            told=more,
         )
         launch.run()
         self._launch = None
@@ -184,12 +184,13 @@ class _Follower:
                 return found
             time.sleep(_POLL_S)
 
-    def _meet_again(self) -> int | None:
-        waiting: list[Message] = []
+    def _meet_again(self, waiting: list[Message]) -> int | None:
+        """Meet the others once more; ``waiting`` is what has come since that was said."""
 
         def over() -> bool:
+            # "attempt" says that all have met, so this host is about to: its agent says it a moment later.
             waiting.extend(self._link.take())
-            return bool(waiting) or self._link.lost is not None
+            return self._link.lost is not None or any(message["op"] == "exit" for message in waiting)
 
         try:
             self._meeting = meet(
@@ -228,13 +229,23 @@ class _Follower:
 class FollowerLaunch(TorchrunLaunch):
     """One attempt of this host's ranks, as hands of the leader's loop.
 
+    Args:
+        told: what the leader has said already.
+
     Attributes:
         trouble: why it could not go on, where no rank is to blame.
         for_later: the leader's words that are not about this attempt.
     """
 
     def __init__(
-        self, launch: Launch, server: ForkServer, *, link: Link, meeting: Meeting, say: Callable[[str], None]
+        self,
+        launch: Launch,
+        server: ForkServer,
+        *,
+        link: Link,
+        meeting: Meeting,
+        say: Callable[[str], None],
+        told: list[Message],
     ) -> None:
         def nothing(*_: object) -> None: ...
 
@@ -247,6 +258,7 @@ class FollowerLaunch(TorchrunLaunch):
         )
         self._link = link
         self._meeting = meeting
+        self._told = told
         self._dismissed = False
         self.for_later: list[Message] = []
 
@@ -259,6 +271,7 @@ class FollowerLaunch(TorchrunLaunch):
         self._agent, self._agent_id, self._agent_pid = meeting.agent, meeting.agent_id, meeting.agent_pid
         self._also[self._link.fileno()] = self._hear_leader
         self._start_ranks(meeting.start)
+        self._heed(self._told)
 
     def _over(self) -> bool:
         if self._server.closed:
@@ -266,7 +279,12 @@ class FollowerLaunch(TorchrunLaunch):
         return self._dismissed or self._trouble is not None
 
     def _hear_leader(self) -> None:
-        for message in self._link.take():
+        self._heed(self._link.take())
+        if self._link.lost is not None:
+            self._trouble = "the leader is gone"
+
+    def _heed(self, messages: list[Message]) -> None:
+        for message in messages:
             op = message["op"]
             if op == "over":
                 self._dismissed = True
@@ -280,8 +298,6 @@ class FollowerLaunch(TorchrunLaunch):
                 end_ranks([rank], dump=False)
             elif op == "stacks":
                 rank.ask_for_stacks()
-        if self._link.lost is not None:
-            self._trouble = "the leader is gone"
 
     def _started(self) -> None:
         if all(state.pid is not None for state in self._ranks.values()):

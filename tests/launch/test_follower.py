@@ -26,8 +26,13 @@ FRESH = {"ref": None, "rule": 7, "answer": {"fresh": None}, "removes_pin": False
 class Server:
     """Stands in for a fork server that is asked for nothing."""
 
+    closed = False
+
     def __init__(self) -> None:
         self.sweeps = 0
+
+    def fileno(self) -> int:
+        return 0
 
     def sweep(self) -> None:
         self.sweeps += 1
@@ -149,6 +154,48 @@ def test_it_takes_no_part_where_the_disk_is_another(
     assert one.server.sweeps == 1
     one.link.send("exit", code=2, line="the leader ended")
     assert one.ends() == 2
+
+
+def test_an_attempt_that_is_told_before_the_own_agent_says_that_all_have_met(
+    led: Callable[..., Led], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    take = Link.take
+
+    def noted(link: Link) -> list[dict[str, Any]]:
+        messages = take(link)
+        taken.extend(message["op"] for message in messages)
+        return messages
+
+    def slowly(*_: Any, over: Callable[[], bool], say: Callable[[str], None]) -> Meeting:
+        while "over" not in taken:
+            assert not over(), "that is no reason to leave"
+        return Meeting([], 1, {"ranks": []}, one.agent, 1, 1)
+
+    monkeypatch.setattr(Link, "take", noted)
+    monkeypatch.setattr(follower, "meet", slowly)
+    one = led()
+    one.link.send("again")
+    facts = {**FACTS, "lease_epoch": 0}
+    one.link.send("attempt", facts=facts, run_path=None, resolution=FRESH, fingerprint=None)
+    one.link.send("over")
+    assert one.hears() == [{"op": "swept", "trouble": None}]
+    assert one.server.sweeps == 1
+    one.link.send("exit", code=0, line="the leader ended")
+    assert one.ends() == 0
+
+
+def test_an_exit_is_heard_while_hosts_meet(led: Callable[..., Led], monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*_: Any, over: Callable[[], bool], say: Callable[[str], None]) -> None:
+        while not over():
+            pass
+
+    monkeypatch.setattr(follower, "meet", waits)
+    one = led()
+    one.link.send("again")
+    one.link.send("exit", code=70, line="no other attempt")
+    assert one.ends() == 70
+    assert one.said[-1] == "no other attempt"
 
 
 def test_a_leader_that_does_not_answer() -> None:
