@@ -401,9 +401,7 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
             return result
         else:  # no restart: nothing was trained, and each time another checkpoint is taken
             spec.echo(quarantine(spec.folder, damage, _writer(resolution)))
-        if spec.plan.launcher == "torchrun":
-            _start_fork_server(spec)
-        if spec.hosts is not None and not spec.hosts.meet_again(_start_fork_server(spec), spec.echo):
+        if not _ready_again(spec):
             return result
         gathered, again = _resolve(spec)
         if gathered.registry.committed_sequence > committed:
@@ -414,6 +412,13 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
         if again.error is not None:
             return result if damage is None else _refused(again)
         resolution = again
+
+
+def _ready_again(spec: SessionSpec) -> bool:
+    """Get what ranks need once more: a server to come from, and the other hosts. False where those do not come."""
+    if spec.plan.launcher == "torchrun":
+        _start_fork_server(spec)
+    return spec.hosts is None or spec.hosts.meet_again(_start_fork_server(spec), spec.echo)
 
 
 def _writer(resolution: Resolution) -> str:
@@ -621,11 +626,12 @@ def _evaluate(spec: SessionSpec) -> SessionResult:
             return _refused(again)
         result = _evaluate_one(spec, again, evaluation)
         damage = found_damage(None if result.outcome is None else result.outcome.error, again)
-        if damage is None or evaluation is None or spec.listener.request is not None:
+        over = damage is None or evaluation is None or spec.listener.request is not None
+        if damage is not None and not over:
+            spec.echo(quarantine(spec.folder, damage, _writer(again)))
+        if over or not _ready_again(spec):
             spec.listener.finished()
             return result
-        spec.echo(quarantine(spec.folder, damage, _writer(again)))
-        _start_fork_server(spec)
 
 
 def _evaluate_one(spec: SessionSpec, resolution: Resolution, evaluation: EvalFolder | None) -> SessionResult:

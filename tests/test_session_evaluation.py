@@ -14,6 +14,7 @@ from ckptrun.callbacks import ModelCheckpoint
 from ckptrun.errors import NoCheckpointError
 from ckptrun.run.evals import begin_eval, in_use
 from ckptrun.run.folder import RunFolder
+from ckptrun.run.registry import Registry
 
 
 class Model(Module):
@@ -80,6 +81,18 @@ def test_one_that_always_goes_is_an_error_and_no_traceback(
     monkeypatch.setattr(session, "begin_eval", late)
     with pytest.raises(NoCheckpointError):
         evaluate(folder)
+
+
+def test_one_that_is_damaged_is_set_aside_and_no_rank_is_forked_in_one_process(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = Path(folder.checkpoints_dir) / "00000004-step-00000004"
+    whole = (newest / "state.ckpt").read_bytes()
+    (newest / "state.ckpt").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    monkeypatch.setattr(session, "take", lambda *_, **__: pytest.fail("there is no use for a fork server"))
+    with pytest.warns(UserWarning, match="quarantined"):
+        assert evaluate(folder).step == 3
+    assert set(Registry.load(folder.registry).quarantine) == {newest.name}
 
 
 def test_it_is_marked_before_the_model_is_loaded(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

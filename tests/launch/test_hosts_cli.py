@@ -24,6 +24,7 @@ from rank_work import alive, assert_same, checkpoints, picture
 
 from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
+from ckptrun.run.registry import Registry
 from ckptrun.run.status import read_status
 from ckptrun.stop import SAME_PRESS_S
 
@@ -89,15 +90,13 @@ def folder(project: Path, run: str = "demo") -> RunFolder:
 Start = Callable[..., Live]
 
 
-def start_on(wire: Wire, start_cli: Start, host: int, *args: str) -> Live:
-    return start_cli(
-        "fit", *args, "--nnodes", "2", "--rdzv-endpoint", wire.endpoint, within=wire.within[host]
-    )
+def start_on(wire: Wire, start_cli: Start, host: int, *args: str, fn: str = "fit") -> Live:
+    return start_cli(fn, *args, "--nnodes", "2", "--rdzv-endpoint", wire.endpoint, within=wire.within[host])
 
 
-def fit_on_both(wire: Wire, start_cli: Start, *args: str) -> tuple[Live, Live]:
+def fit_on_both(wire: Wire, start_cli: Start, *args: str, fn: str = "fit") -> tuple[Live, Live]:
     """The leader and the follower, once it is known which is which."""
-    one, other = (start_on(wire, start_cli, host, *args) for host in (0, 1))
+    one, other = (start_on(wire, start_cli, host, *args, fn=fn) for host in (0, 1))
     one.wait_for(lambda: "following" in one.stderr + other.stderr, what="the hosts have met")
     return (other, one) if "following" in one.stderr else (one, other)
 
@@ -130,6 +129,29 @@ def test_stopped_at_the_follower_resumed_and_the_same_bits_as_on_one_host(
     assert logs == ["attempt-0002-rank-0000.log", "attempt-0002-rank-0001.log"]
     assert start_cli("fit", "--run", "plain", "--nproc", "2").wait().code == 0
     assert_same(picture(folder(project, "plain")), picture(folder(project)))
+
+
+def test_an_evaluation_takes_the_next_checkpoint_where_one_is_damaged(
+    wire: Wire, project: Path, start_cli: Start
+) -> None:
+    often = (
+        "{class_path: ckptrun.callbacks.ModelCheckpoint, init_args: {every_n_train_steps: 3, save_top_k: -1}}"
+    )
+    done = start_cli("fit", "trainer.max_steps=6", f"callbacks.2={often}").wait()
+    assert done.code == 0, done
+    newest, before = checkpoints(folder(project))[:2]
+    with open(f"{newest.path}/state.ckpt", "r+b") as file:
+        file.seek(os.path.getsize(file.name) // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    leader, follower = fit_on_both(wire, start_cli, "--ckpt", "last", "--json", fn="validate")
+    for done in wait(leader, follower):
+        assert done.code == 0, done
+    assert list(Registry.load(folder(project).registry).quarantine) == [os.path.basename(newest.path)]
+    document = json.loads(leader.stdout)
+    assert document["resolution"]["path"] == before.path
+    assert list(document["results"][0]) == ["val_loss"]
 
 
 def test_a_host_that_is_lost_and_another_in_its_place(wire: Wire, project: Path, start_cli: Start) -> None:
