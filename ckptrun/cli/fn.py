@@ -121,7 +121,7 @@ def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
     gpus = num_gpus(os.environ) if config.launch.nproc != 1 else 0
     plan = make_plan(
         launcher=config.launch.launcher,
-        strategy="auto" if config.source("strategy.name").kind == "default" else config.strategy.name,
+        strategy=config.strategy.name,
         num_ranks=max(1, gpus) if config.launch.nproc == "auto" else int(config.launch.nproc),
         command=command,
         num_cores=num_cores(),

@@ -130,11 +130,11 @@ class FnOptions:
     ] = False
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="NAME", help="single or ddp.", rich_help_panel=_LAUNCH),
+        typer.Option("--strategy", metavar="NAME", help="auto, single or ddp.", rich_help_panel=_LAUNCH),
     ] = None
     launcher: Annotated[
         str | None,
-        typer.Option("--launcher", metavar="NAME", help="inline or torchrun.", rich_help_panel=_LAUNCH),
+        typer.Option("--launcher", metavar="NAME", help="auto, inline or torchrun.", rich_help_panel=_LAUNCH),
     ] = None
     nproc: Annotated[
         str | None,

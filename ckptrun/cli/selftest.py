@@ -58,9 +58,11 @@ def selftest(
         str | None, typer.Option("--steps", metavar="N", help=f"Optimizer steps of each training ({_STEPS}).")
     ] = None,
     nproc: Annotated[str | None, typer.Option("--nproc", metavar="N", help="Ranks on this host.")] = None,
-    strategy: Annotated[str | None, typer.Option("--strategy", metavar="NAME", help="single or ddp.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", metavar="NAME", help="auto, single or ddp.")
+    ] = None,
     launcher: Annotated[
-        str | None, typer.Option("--launcher", metavar="NAME", help="inline or torchrun.")
+        str | None, typer.Option("--launcher", metavar="NAME", help="auto, inline or torchrun.")
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 - main() reads it

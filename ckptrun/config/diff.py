@@ -40,7 +40,7 @@ _TRAINER_CHANGES = frozenset(
         "limit_train_batches",
     }
 )
-_INTERCHANGEABLE_STRATEGIES = frozenset({"single", "ddp"})
+_INTERCHANGEABLE_STRATEGIES = frozenset({"auto", "single", "ddp"})
 
 
 @dataclass(frozen=True)

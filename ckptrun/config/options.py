@@ -149,8 +149,8 @@ class TrainerOptions:
 class StrategyOptions:
     """Section ``strategy``: its name, and beside it the strategy's own options."""
 
-    name: Literal["single", "ddp", "deepspeed"] = _option(
-        "single", "how the model meets the hardware (--strategy)"
+    name: Literal["auto", "single", "ddp", "deepspeed"] = _option(
+        "auto", "how the model meets the hardware; auto is single for one rank, ddp for more (--strategy)"
     )
     options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "the strategy's own options"})
 

@@ -19,7 +19,7 @@ _NOT_YET = {
     "slurm": ("requeue", "max_requeues", "hpc_save", "signals"),
 }
 _AVAILABLE = {
-    "strategy.name": ("single", "ddp"),
+    "strategy.name": ("auto", "single", "ddp"),
     "launch.launcher": ("auto", "inline", "torchrun"),
 }
 
@@ -63,9 +63,9 @@ def check_supported(config: RunConfig) -> None:
 
 def _strategy(config: RunConfig) -> str:
     """The strategy that will run: more than one rank runs with ddp where none is chosen."""
-    chosen = config.source("strategy.name").kind != "default"
-    alone = config.launch.nproc == 1 and config.launch.nnodes == 1
-    return config.strategy.name if chosen or alone else "ddp"
+    if config.strategy.name != "auto":
+        return config.strategy.name
+    return "single" if config.launch.nproc == 1 and config.launch.nnodes == 1 else "ddp"
 
 
 def _found(config: RunConfig) -> Iterator[tuple[str, str]]:

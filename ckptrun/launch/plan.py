@@ -79,17 +79,17 @@ def make_plan(
     if several and launcher == "inline":
         raise UsageError(
             f"the inline launcher runs one rank on one host; asked for are {num_hosts} hosts.",
-            hint="Leave --launcher out, or use --launcher torchrun.",
+            hint="Use --launcher torchrun.",
         )
     if several and strategy == "single":
         raise UsageError(
             f"the strategy single is for one rank, and {num_hosts} hosts are asked for.",
-            hint="Leave --strategy out (several ranks run with ddp), or use --nnodes 1.",
+            hint="Several ranks run with ddp: use --strategy ddp, or --nnodes 1.",
         )
     if num_ranks > 1 and strategy == "single":
         raise UsageError(
             f"the strategy single is for one rank, and {num_ranks} are asked for.",
-            hint="Leave --strategy out (several ranks run with ddp), or use --nproc 1.",
+            hint="Several ranks run with ddp: use --strategy ddp, or --nproc 1.",
         )
     if strategy == "auto":
         strategy = "ddp" if num_ranks > 1 or several else "single"
@@ -103,12 +103,12 @@ def make_plan(
     if launcher == "inline" and (num_ranks > 1 or strategy == "ddp"):
         raise UsageError(
             f"the inline launcher runs one rank with the strategy single; asked for are {num_ranks} with {strategy}.",
-            hint="Leave --launcher out, or use --launcher torchrun.",
+            hint="Use --launcher torchrun.",
         )
     if launcher == "inline" and watched:
         raise UsageError(
             "the inline launcher cannot tell a rank that hangs: it is this process.",
-            hint="Leave --launcher out, or use --launcher torchrun.",
+            hint="Use --launcher torchrun.",
         )
     if launcher == "inline":
         return LaunchPlan("inline", "single", 1, tuple(command))

@@ -55,6 +55,22 @@ def test_evaluation_of_the_best_checkpoint_with_the_runs_own_config(trained: Pat
     assert table.stdout.splitlines()[1].split()[0] == "val_loss"
 
 
+def test_evaluation_with_another_number_of_ranks_than_training(trained: Path, run_cli: RunCli) -> None:
+    def plan(*args: str) -> tuple[int, str, str]:
+        document = run_cli("validate", "--dry-run", "--json", *args).document
+        return document["num_ranks"], document["launcher"], document["strategy"]
+
+    done = run_cli("validate", "--nproc", "2", "--json")
+    assert done.code == 0, done
+    done = run_cli("fit", "--nproc", "2", "--ckpt", "none")
+    assert done.code == 0, done
+    assert plan() == (2, "torchrun", "ddp")
+    assert plan("--nproc", "1") == (1, "inline", "single")
+    chosen = run_cli("validate", "--strategy", "single", "--dry-run")
+    assert chosen.code == 2, chosen
+    assert "use --strategy ddp, or --nproc 1" in chosen.stderr
+
+
 def test_predictions_are_printed_where_they_are_text_and_always_kept(trained: Path, run_cli: RunCli) -> None:
     done = run_cli("predict", env={"PREDICT_TEXT": "1"})
     assert done.code == 0, done

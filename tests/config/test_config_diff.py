@@ -82,6 +82,7 @@ def test_the_rule(tmp_path: Path, override: str, kind: str) -> None:
 def test_single_against_ddp_steers() -> None:
     single, ddp = ({"strategy": {"name": name}} for name in ("single", "ddp"))
     assert [(d.key, d.kind) for d in config_diff(single, ddp)] == [("strategy.name", STEERS)]
+    assert [(d.key, d.kind) for d in config_diff({}, ddp)] == [("strategy.name", STEERS)]
 
 
 def test_the_same_is_no_difference(tmp_path: Path) -> None:
