@@ -1,7 +1,8 @@
 """Who says what a run is doing, while its ranks work?
 
-The supervisor owns all files of the run but the checkpoints: status and lease once a second, the ledger at both
-ends, answers to requests, the bar. It counts stop requests (through the listener) and is the one that ends
+While ranks work the supervisor writes status and lease once a second, the ledger's line at the end, answers to requests
+and the bar. (The line at the start, identity and config are the session's, before; registry, checkpoints and logs come
+from the ranks.) It counts stop requests (through the listener) and is the one that ends
 everything when a stop is forced. Inline it is two threads beside the rank; the rank only stores numbers.
 
 Decision: one thread, one second, small files. Turned down: writing status from the training loop, which makes a
