@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from ckptrun.processes import ProcessStat, descendants, kill_descendants, process_stat
 
@@ -47,9 +46,7 @@ def test_one_that_ignores_stop_signals_is_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        start = time.monotonic()
-        assert kill_descendants() == []
-        assert time.monotonic() - start < 2.0
+        assert kill_descendants() == [], "it lives longer than the two seconds that kill_descendants waits"
         assert child.wait() == -signal.SIGKILL
 
 

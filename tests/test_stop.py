@@ -407,18 +407,25 @@ def test_when_the_grace_period_is_over_everything_ends(script, signum: int, code
 def test_the_grace_period_ends_with_the_work(script) -> None:
     one = script(
         """
-        listener = StopListener(grace_s=0.3, on_grace_over=lambda r: say("grace"))
+        listener = StopListener(grace_s=3600, on_grace_over=lambda r: say("grace"))
         listener.install()
         say("ready")
         wait(lambda: listener.request)
+        say(listener._grace_deadline() is None)
         listener.finished()
-        time.sleep(0.6)
+        listener.grace_s = 0.0   # were it to count still, it would be over
+        say(listener._grace_deadline() is None)
+        for number in (1, 2):   # the thread has gone round since
+            os.kill(os.getpid(), signal.SIGUSR2)
+            wait(lambda: listener.save_requested == number)
         listener.restore()
         say("end")
         """
     )
     one.expect("ready")
     one.send(signal.SIGTERM)
+    one.expect("False")
+    one.expect("True")
     one.expect("end")
 
 

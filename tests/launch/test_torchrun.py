@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,9 +209,8 @@ def test_a_stop_before_any_rank_has_started(tmp_path: Path) -> None:
     listener = StopListener()
     listener.request_stop(StopReason.SIGTERM, signum=signal.SIGTERM)
     with shared_server() as importing:
-        started = time.monotonic()
         played = play(importing, tmp_path, "demo", Work(), listener=listener)
-        assert time.monotonic() - started < 4.0
+        assert not importing.ready, "nobody waits for its imports"
         assert (played.code, played.outcome.stop_reason) == (143, StopReason.SIGTERM)
     assert read_attempts(played.folder.attempts)[-1].exit_code == 143
 
