@@ -39,7 +39,9 @@ _ENDED = {
 }
 
 
-def tell(fn: Fn, folder: RunFolder, result: SessionResult, command: Sequence[str], *, debug: bool) -> None:
+def tell(
+    fn: Fn, folder: RunFolder, result: SessionResult, command: Sequence[str], *, num_hosts: int, debug: bool
+) -> None:
     """Tell on stderr how a command ended that got as far as an answer."""
     if result.resolution is not None and result.resolution.error is not None:
         error = result.resolution.error
@@ -56,7 +58,8 @@ def tell(fn: Fn, folder: RunFolder, result: SessionResult, command: Sequence[str
     if outcome.save_error is not None:
         tell_problem(f"the last save failed, and none after it succeeded: {outcome.save_error}", None)
     if fn == "fit" and outcome.stop_reason not in (StopReason.DONE, StopReason.EXCEPTION):
-        note(f"  to go on: {shlex.join(_to_go_on(command))}")
+        where = "" if num_hosts == 1 else ", on every host"
+        note(f"  to go on{where}: {shlex.join(_to_go_on(command))}")
 
 
 def closing_line(fn: Fn, folder: RunFolder, outcome: Outcome) -> str:

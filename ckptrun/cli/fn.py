@@ -202,7 +202,7 @@ def _launch(spec: SessionSpec, options: FnOptions) -> int:
 
     with stdout_kept_for_json() if options.json else nullcontext() as write:
         result = run_session(spec)
-        tell(spec.fn, spec.folder, result, spec.command, debug=options.debug)
+        tell(spec.fn, spec.folder, result, spec.command, num_hosts=spec.plan.num_hosts, debug=options.debug)
         predictions = save_predictions(result) if spec.fn == "predict" else None
         if predictions is not None:
             note(f"ckptrun: predictions are in {predictions}")

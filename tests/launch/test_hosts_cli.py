@@ -117,6 +117,7 @@ def test_stopped_at_the_follower_resumed_and_the_same_bits_as_on_one_host(
     for done in wait(leader, follower):
         assert done.code == 143, done
         assert "Traceback" not in done.stderr
+    assert "to go on, on every host: ckptrun fit" in leader.stderr
     newest = checkpoints(folder(project))[0]
     assert newest.exact
     assert newest.step == leader.status("demo")["step"] < 60
