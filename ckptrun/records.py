@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 Fn = Literal["fit", "validate", "test", "predict"]
 FNS: tuple[Fn, ...] = ("fit", "validate", "test", "predict")
+DEFAULT_ON_SAVE_ERROR = "retry"
 
 
 class Status(StrEnum):

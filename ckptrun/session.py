@@ -32,6 +32,7 @@ from ckptrun.launch.plan import LaunchPlan
 from ckptrun.launch.restarts import Tried, give_up
 from ckptrun.launch.supervisor import Display, Supervision, Supervisor
 from ckptrun.records import (
+    DEFAULT_ON_SAVE_ERROR,
     AttemptRecord,
     CheckpointRecord,
     Damage,
@@ -59,7 +60,7 @@ from ckptrun.run.registry import DamagedRegistryError, Registry, edit
 from ckptrun.run.status import read_status, write_status
 from ckptrun.run.sweep import sweep as sweep_run
 from ckptrun.run.unbegun import Unbegun
-from ckptrun.stop import StopListener, exit_code
+from ckptrun.stop import DEFAULT_GRACE_S, StopListener, exit_code
 from ckptrun.storage.files import write_atomic
 
 if TYPE_CHECKING:
@@ -102,9 +103,9 @@ class SessionSpec:
     early_stopping_changed: Callable[[RunFolder], bool] = lambda _: False
     config_text: str | None = None  # what is stored as the run's config.yaml
     check_config: ConfigCheck | None = None
-    grace_s: float = 30.0
+    grace_s: float = DEFAULT_GRACE_S
     save_on_stop: bool = True
-    on_save_error: str = "retry"
+    on_save_error: str = DEFAULT_ON_SAVE_ERROR
     async_save: bool = True
     job: JobFacts | None = None
     command: Sequence[str] = ()

@@ -29,6 +29,7 @@ from ckptrun.records import Outcome, Status, StopReason
 SAME_PRESS_S = (
     0.5  # SIGINTs to one process closer than this are one press: terminal and launcher both pass it on
 )
+DEFAULT_GRACE_S = 30.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVE_SIGNAL = signal.SIGUSR2
 DEFAULT_WALLTIME_SIGNALS = (signal.SIGUSR1,)
@@ -132,7 +133,7 @@ class StopListener:
     def __init__(
         self,
         *,
-        grace_s: float = 30.0,
+        grace_s: float = DEFAULT_GRACE_S,
         walltime_signals: Iterable[int] = DEFAULT_WALLTIME_SIGNALS,
         on_force: Callable[[StopRequest], object] = end_now,
         on_grace_over: Callable[[StopRequest], object] = end_now,

@@ -30,12 +30,20 @@ from ckptrun.fit.random_state import seed_everything
 from ckptrun.fit.rank_main import default_loggers, with_default_checkpoint
 from ckptrun.fit.trainer import Trainer as RankTrainer
 from ckptrun.launch.plan import make_plan
-from ckptrun.records import Fn, Outcome, Progress, Resolution, ResolutionError, StopReason
+from ckptrun.records import (
+    DEFAULT_ON_SAVE_ERROR,
+    Fn,
+    Outcome,
+    Progress,
+    Resolution,
+    ResolutionError,
+    StopReason,
+)
 from ckptrun.resolve.explain import passed_over
 from ckptrun.resolve.finished import Limits
 from ckptrun.run.folder import RunFolder
 from ckptrun.session import SessionResult, SessionSpec, run_session
-from ckptrun.stop import StopListener
+from ckptrun.stop import DEFAULT_GRACE_S, StopListener
 
 _BY_CODE: dict[int, type[CkptrunError]] = {3: NoCheckpointError, 4: RunInUseError, 5: IncompatibleError}
 
@@ -73,9 +81,9 @@ class Trainer(RankTrainer):
         enable_checkpointing: bool = True,
         strategy: Any = "single",
         save_on_stop: bool = True,
-        on_save_error: str = "retry",
+        on_save_error: str = DEFAULT_ON_SAVE_ERROR,
         async_save: bool = True,
-        grace_s: float = 30.0,
+        grace_s: float = DEFAULT_GRACE_S,
         override: bool = False,
         exact: bool = False,
         **options: Any,

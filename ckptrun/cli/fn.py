@@ -30,12 +30,11 @@ from ckptrun.records import Fn, Progress, Resolution
 from ckptrun.resolve.explain import headline, passed_over, to_json
 from ckptrun.resolve.finished import Limits
 from ckptrun.session import SessionSpec, preview, run_session
-from ckptrun.stop import StopListener
+from ckptrun.stop import DEFAULT_GRACE_S, StopListener
 
 if TYPE_CHECKING:
     from ckptrun.launch.supervisor import Display
 
-DEFAULT_GRACE_S = 30.0
 _DEFAULT_MAX_EPOCHS = 1000  # Lightning's, where nothing else limits training
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ckptrun.config.coerce import DURATION_FORMS, coerce, duration_s
 from ckptrun.config.tree import Node
+from ckptrun.records import DEFAULT_ON_SAVE_ERROR
 
 
 def _option(default: Any, doc: str, *, check: Callable[[Any], str | None] | None = None, **extra: Any) -> Any:
@@ -78,7 +79,7 @@ class RunOptions:
     root: str = _option("./runs", "folder or URL under which runs lie (--root)")
     save_on_stop: bool = _option(True, "save a checkpoint when a signal or `ckptrun stop` ends the run")
     on_save_error: Literal["retry", "warn", "stop"] = _option(
-        "retry", "when a save fails: try twice more then warn, warn, or stop"
+        DEFAULT_ON_SAVE_ERROR, "when a save fails: try twice more then warn, warn, or stop"
     )
     async_save: bool = _option(
         True, "copy the state and write it while training goes on; false stops training until it is written"

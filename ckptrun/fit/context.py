@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckptrun.errors import IncompatibleError
-from ckptrun.records import FreshStart, Progress, Resolution, SavedCheckpoint
+from ckptrun.records import DEFAULT_ON_SAVE_ERROR, FreshStart, Progress, Resolution, SavedCheckpoint
 from ckptrun.run.folder import RunFolder
 from ckptrun.stop import StopRequest
 
@@ -50,7 +50,7 @@ class RankContext:
     progress: Progress = field(default_factory=Progress)
     job: str | None = None
     save_on_stop: bool = True
-    on_save_error: str = "retry"
+    on_save_error: str = DEFAULT_ON_SAVE_ERROR
     async_save: bool = True
     trust: bool = False
     override: bool = False

@@ -26,7 +26,7 @@ from ckptrun.launch.meeting import Card, HostError, Meeting, Place, meet
 from ckptrun.launch.rank_process import RankJob
 from ckptrun.launch.rank_state import Rank, end_ranks
 from ckptrun.launch.told import resolution_from_plain, seen_otherwise
-from ckptrun.launch.torchrun import Hooks, Launch, TorchrunLaunch, rank_logs
+from ckptrun.launch.torchrun import POSITION, Hooks, Launch, TorchrunLaunch, rank_logs
 from ckptrun.launch.wire import Message
 from ckptrun.processes import kill_descendants
 from ckptrun.records import Outcome, Progress, StopReason
@@ -36,8 +36,6 @@ LOST_CODE = 70
 _SEEN_S = 15.0  # how long a network disk may take to show what the leader has written
 _LEAVE_S = 8.0  # what is left of a follower may take to end by itself once its leader is gone
 _POLL_S = 0.1
-# What the leader watches of a rank that is not the first.
-_POSITION = ("stage", "step", "epoch", "batch", "eval_batch", "beats")
 
 
 @dataclass
@@ -314,7 +312,7 @@ class FollowerLaunch(TorchrunLaunch):
             rank.output.log(f"{message['text']}\n".encode())
             return
         elif op == "progress":
-            message = {"op": op, **{name: message[name] for name in _POSITION}}
+            message = {"op": op, **{name: message[name] for name in POSITION}}  # all that is watched of them
         self._link.send("rank", rank=rank.rank, message=message)
 
     def _ended(self, rank: Rank, code: int) -> None:

@@ -38,6 +38,8 @@ _AFTER_FAILURE_S = (
 )
 _AFTER_OUTCOME_S = 5.0  # what a rank's process gets to end after its last word
 _LEFT_BEHIND_S = 1.0  # how long a rank may wait for one that ended in its set-up
+# Where a rank is: one in which none of these moves stands still.
+POSITION = ("stage", "step", "epoch", "batch", "eval_batch", "beats")
 _BEFORE_WORK = (Stage.SETUP, Stage.RESTORE)
 
 
@@ -309,7 +311,7 @@ class TorchrunLaunch:
             self._hooks.say(message["text"])
 
     def _hear_progress(self, rank: Rank, message: Message) -> None:
-        position = [message[name] for name in ("stage", "step", "epoch", "batch", "eval_batch", "beats")]
+        position = [message[name] for name in POSITION]
         if position != rank.position:
             rank.position, rank.moved_at = position, time.monotonic()
         rank.stage = message["stage"]
