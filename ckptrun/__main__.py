@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         warning = listener.install()
         if warning is not None:
             print(f"ckptrun: warning: {warning}", file=sys.stderr)
+        if argv is None:
+            listener.outlast_the_interpreter()
     try:
         if fn is not None and any(word.startswith(("--nproc", "--nnodes")) for word in arguments):
             from ckptrun.launch.early import start_early

@@ -13,6 +13,7 @@ too: the signal waits in the pipe and is acted on as soon as the lock is free.)
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -229,6 +230,18 @@ class StopListener:
         os.close(self._read_fd)
         os.close(self._write_fd)
         self._read_fd = self._write_fd = -1
+
+    def outlast_the_interpreter(self) -> None:
+        """For a process of our own: a signal that comes while the interpreter ends does not change its exit code.
+
+        Python gives up all handlers then, and the signal's own way is to end the process by itself.
+        """
+        atexit.register(self._ignore_from_now_on)  # what is registered first runs last
+
+    def _ignore_from_now_on(self) -> None:
+        for signum in self._handlers:
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, signal.SIG_IGN)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         current = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)

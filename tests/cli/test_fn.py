@@ -238,6 +238,25 @@ def test_two_at_once_the_second_is_told_who_holds_the_run(
     assert live.wait().code == 143
 
 
+# What Python does last is to forget the modules; by then it has given up all handlers.
+LAST_MOMENT = """
+import os, signal
+
+class PressedWhenAllIsOver:
+    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGINT):
+        kill(me, number)
+
+pressed = PressedWhenAllIsOver()
+"""
+
+
+def test_a_press_when_all_is_over_changes_nothing(trained: Path, run_cli: RunCli) -> None:
+    with open(trained / "task.py", "a") as task:
+        task.write(LAST_MOMENT)
+    done = run_cli("validate")
+    assert done.code == 0, done
+
+
 # --- pieces
 
 
