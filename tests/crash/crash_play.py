@@ -46,6 +46,9 @@ callbacks:
 SURVIVES_AT_MOST_S = 2.0  # after the supervisor is gone
 ENDS_WITHIN_S = 60.0  # a supervisor that lost a rank; generous, as the machine may be busy
 _POLL_S = 0.003
+_TOO_FAST = (
+    0.25  # so much further than expected, as a share of what was left, a run is hit before its moment comes
+)
 _BURST_S = 0.02  # how long after its temporary folder was seen a save may be hit
 
 _LINE = ("-c", "demo.yaml", "--ckpt", "last")
@@ -228,7 +231,12 @@ def strike(
 def _await_moment(
     kill: Kill, live: Live, known: Known, undisturbed: Undisturbed, left: float, nth: int, first_step: Path
 ) -> list[int] | None:
-    """Wait for the moment; the processes that halt there. None where the run ended before it came."""
+    """Wait for the moment; the processes that halt there. None where the run ended before it came.
+
+    A moment that is a time comes early where the run is much faster than the undisturbed one was: before its steps are
+    through.
+    """
+    latest = (1.0 - left + min(kill.share + _TOO_FAST, 0.9) * left) * undisturbed.num_steps
     began, deadline = time.monotonic(), time.monotonic() + ENDS_WITHIN_S
     temporaries: set[str] = set(known.leftovers)
     due: float | None = None
@@ -239,6 +247,10 @@ def _await_moment(
             return None
         known.look()
         now = time.monotonic()
+        if not kill.at_point and (
+            first_step.exists() if kill.when == "start-up" else known.newest_step >= latest
+        ):
+            return []
         if due is not None:
             if now >= due:
                 return []
@@ -390,6 +402,10 @@ class Known:
         self._read: set[str] = set()
         self.look()
         self.old_leftovers = len(self.leftovers)
+
+    @property
+    def newest_step(self) -> int:
+        return int(self.newest.rpartition("-")[2] or 0)
 
     def look(self) -> None:
         try:

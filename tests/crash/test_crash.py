@@ -115,8 +115,14 @@ def test_a_chain_of_kills(
     chain = play_chain(setup, kills, start_cli, undisturbed[setup.name], tmp_path / "project")
     output = chain.output or chain.struck[-1].output
     assert not chain.all_trouble, "\n".join([*chain.all_trouble, output])
-    missed = [str(each.kill) for each in chain.struck if each.victim is None and each.kill.at_point]
-    assert not missed, f"never reached: {missed}\n{output}"
+    struck = [(each.kill, each.victim) for each in chain.struck]
+    assert [kill for kill, victim in struck if victim is not None] == kills, (
+        f"not all struck: {struck}\n{output}"
+    )
+    others = [f"{kill}: {victim}" for kill, victim in struck if kill.victim not in (AT_THE_POINT, victim)]
+    assert not others, f"another one was killed: {others}\n{output}"
+    at_the_point = {victim for kill, victim in struck if kill.victim == AT_THE_POINT}
+    assert at_the_point <= {"supervisor", "rank 0", "rank 1"}, at_the_point
 
 
 def test_every_point_is_there_and_every_victim() -> None:
