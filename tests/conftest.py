@@ -216,7 +216,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     markers = {line.partition(":")[0] for line in session.config.getini("markers") if "pytest" not in line}
-    ours = markers & {"slurm", "crash", "deepspeed", "s3"}
+    ours = markers & {"slurm", "crash", "deepspeed", "s3", "netns"}
     skipped = [
         report.nodeid
         for report in (reporter.stats.get("skipped", []) if reporter is not None else [])
