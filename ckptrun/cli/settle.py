@@ -66,6 +66,10 @@ def settle_fn(fn: Fn, options: FnOptions, env: Mapping[str, str]) -> Settled:
         stored = RunFolder.at(names.root, name).config_yaml
         if _is_there(stored):
             whose = {**flags, "run.name": name, "run.root": names.root}
+            if flags["launch.nnodes"] is None and not any(o.startswith("launch.nnodes=") for o in overrides):
+                whose["launch.nnodes"] = (
+                    1  # however many hosts it was trained on: nobody else has been started now
+                )
             config = _load(FoundConfig((stored,), "flag"), overrides, whose, env)
         elif found.paths:
             config = _load(found, overrides, flags, env)

@@ -96,6 +96,16 @@ def test_evaluation_of_a_named_run_needs_no_config(in_tmp_path: Path) -> None:
     assert caught.value.hint == "Did you mean demo?"
 
 
+def test_evaluation_waits_for_no_hosts_that_training_had(in_tmp_path: Path) -> None:
+    launch = "launch: {nnodes: 2, nproc: 2, rdzv_endpoint: 'a:29500'}"
+    make_run(in_tmp_path / "runs" / "demo", f"{CONFIG}\n{launch}\n")
+    one = settle_fn("validate", FnOptions(run="demo"), {}).config
+    assert (one.launch.nnodes, one.launch.nproc) == (1, 2)
+    assert settle_fn("validate", FnOptions(run="demo", nnodes="2"), {}).config.launch.nnodes == 2
+    given = FnOptions(run="demo", overrides=["launch.nnodes=3"])
+    assert settle_fn("validate", given, {}).config.launch.nnodes == 3
+
+
 def test_evaluation_of_a_run_without_a_stored_config_uses_the_one_found(in_tmp_path: Path) -> None:
     write_config(in_tmp_path / "ckptrun.yaml")
     assert settle_fn("test", FnOptions(), {}).config.trainer.max_steps == 3
