@@ -67,9 +67,8 @@ def settle_fn(fn: Fn, options: FnOptions, env: Mapping[str, str]) -> Settled:
         if _is_there(stored):
             whose = {**flags, "run.name": name, "run.root": names.root}
             if flags["launch.nnodes"] is None and not any(o.startswith("launch.nnodes=") for o in overrides):
-                whose["launch.nnodes"] = (
-                    1  # however many hosts it was trained on: nobody else has been started now
-                )
+                # However many hosts it was trained on: nobody else has been started now.
+                whose |= {"launch.nnodes": 1, "launch.rdzv_endpoint": options.rdzv_endpoint or ""}
             config = _load(FoundConfig((stored,), "flag"), overrides, whose, env)
         elif found.paths:
             config = _load(found, overrides, flags, env)

@@ -100,7 +100,7 @@ def test_evaluation_waits_for_no_hosts_that_training_had(in_tmp_path: Path) -> N
     launch = "launch: {nnodes: 2, nproc: 2, rdzv_endpoint: 'a:29500'}"
     make_run(in_tmp_path / "runs" / "demo", f"{CONFIG}\n{launch}\n")
     one = settle_fn("validate", FnOptions(run="demo"), {}).config
-    assert (one.launch.nnodes, one.launch.nproc) == (1, 2)
+    assert (one.launch.nnodes, one.launch.nproc, one.launch.rdzv_endpoint) == (1, 2, "")
     assert settle_fn("validate", FnOptions(run="demo", nnodes="2"), {}).config.launch.nnodes == 2
     given = FnOptions(run="demo", overrides=["launch.nnodes=3"])
     assert settle_fn("validate", given, {}).config.launch.nnodes == 3
