@@ -48,13 +48,15 @@ def config_check(
                 ), ()
             warnings.append("\n  ".join([f"--override: {told}", *changed]))
         if exact or look_at_code:
-            moved = _code_changes(folder, resolution.answer)
+            moved, unknown = _code_changes(folder, resolution.answer)
             if moved and exact:
                 return _refusal(
                     "\n  ".join(["--exact: this is not what the checkpoint was written with:", *moved]),
                     "Install the same versions and check the same commit out, or leave --exact out.",
                 ), ()
             warnings += moved
+            if unknown is not None and exact:
+                warnings.append(f"--exact: whether the code is the same cannot be told: {unknown}")
         return None, warnings
 
     return check
@@ -99,7 +101,8 @@ def _early_stopping(tree: Mapping[str, Any]) -> list[Any]:
     return [e for e in entries if str(e.get("class_path", "")).rpartition(".")[2] == _EARLY_STOPPING]
 
 
-def _code_changes(folder: RunFolder, checkpoint: CheckpointRecord) -> list[str]:
+def _code_changes(folder: RunFolder, checkpoint: CheckpointRecord) -> tuple[list[str], str | None]:
+    """What is otherwise now, and why the code could not be compared; None where it could."""
     from ckptrun.environment.git import git_state
     from ckptrun.environment.versions import versions
 
@@ -112,13 +115,18 @@ def _code_changes(folder: RunFolder, checkpoint: CheckpointRecord) -> list[str]:
     identity = read_identity(folder)
     git_then = identity.git if identity is not None and identity.git else {}
     commit_then = git_then.get("commit")
-    if commit_then is not None:
-        state = git_state(os.getcwd())
-        if state is not None and state.commit == commit_then and not state.clean and git_then.get("clean"):
-            moved.append("the code has changes that are not committed; the run began without")
-        if state is not None and state.commit != commit_then:
-            moved.append(f"the code is at commit {state.commit[:10]}; the run began at {commit_then[:10]}")
-    return moved
+    if commit_then is None:
+        return moved, "the run began where there was no git repository"
+    state = git_state(os.getcwd())
+    if state is None:
+        return moved, f"there is no git repository with a commit at {os.getcwd()}, or no git"
+    if state.commit != commit_then:
+        moved.append(f"the code is at commit {state.commit[:10]}; the run began at {commit_then[:10]}")
+    elif not git_then.get("clean"):
+        return moved, "the run began with changes that were not committed"
+    elif not state.clean:
+        moved.append("the code has changes that are not committed; the run began without")
+    return moved, None
 
 
 def _refusal(message: str, hint: str) -> ResolutionError:

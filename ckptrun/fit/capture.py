@@ -283,7 +283,10 @@ def restore_weights(trainer: Trainer, state: dict[str, Any]) -> None:
     trained = state.pop("current_model_state", None)
     if trained is not None and trainer.state.fn == "fit":
         # Nobody asked for the average, so it is not what is trained.
-        trainer.context.say("The checkpoint's averaged weights are passed over: no WeightAveraging is set.")
+        trainer.context.not_exact(
+            "The checkpoint's averaged weights are passed over: no WeightAveraging is set.",
+            tell=trainer.is_global_zero,
+        )
         state["state_dict"] = trained
     if not isinstance(state.get("state_dict"), dict):
         raise IncompatibleError("The checkpoint has no weights (key 'state_dict').")
@@ -342,11 +345,12 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
                 buffer.copy_(saved_buffers[name])
     if loop.source.kind == "iterable" and trainer.context.exact and 0 < loop.batch < loop.epoch_batches:
         trainer.context.not_exact(loop.to_read_again(data))
-    if own["threads"] != torch.get_num_threads():
+    now = torch.get_num_threads()
+    if own["threads"] != now:
         trainer.context.not_exact(
-            f"The checkpoint was written with {own['threads']} threads per rank and there are "
-            f"{torch.get_num_threads()} now: sums may be made in another order, so the last bits can differ. "
-            f"trainer.num_threads={own['threads']} keeps them."
+            f"The checkpoint was written with {own['threads']} {'thread' if own['threads'] == 1 else 'threads'} per "
+            f"rank and there {'is' if now == 1 else 'are'} {now} now: sums may be made in another order, so the last "
+            f"bits can differ. trainer.num_threads={own['threads']} keeps them."
         )
 
 

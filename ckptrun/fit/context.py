@@ -79,16 +79,29 @@ class RankContext:
     def not_exact(self, text: str, *, tell: bool = True) -> None:
         """Something makes the result another one than that of an undisturbed run, if only in its last bits: say so.
 
+        Where ``exact`` is asked for it is kept for :meth:`refuse_what_is_not_exact`.
+
         Args:
             tell: whether this rank is the one that says it.
-
-        Raises:
-            IncompatibleError: ``exact`` is asked for.
         """
         if self.exact:
-            raise IncompatibleError(f"--exact: {text}", hint="Restore what differs, or leave --exact out.")
-        if tell:
+            self.reasons.append(text)
+        elif tell:
             self.say(text)
+
+    def refuse_what_is_not_exact(self) -> None:
+        """To be called once all has been restored, so that everything that differs is said at once.
+
+        Raises:
+            IncompatibleError: ``exact`` is asked for, and there was something to say.
+        """
+        reasons, self.reasons = self.reasons, []
+        if reasons:
+            told = reasons[0] if len(reasons) == 1 else "\n  ".join(["this would not be exact:", *reasons])
+            raise IncompatibleError(f"--exact: {told}", hint="Restore what differs, or leave --exact out.")
+
+    reasons: list[str] = field(default_factory=list)
+    """Why it would not be exact, where ``exact`` is asked for."""
 
     restore_s: float = 0.0
     logs_dir: str | None = None

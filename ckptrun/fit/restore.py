@@ -64,6 +64,7 @@ def finish_restore(trainer: Trainer, state: dict[str, Any] | None) -> None:
     started = time.monotonic()
     rank_state = _rank_state(trainer, answer)
     restore_training(trainer, state, rank_state)
+    trainer.context.refuse_what_is_not_exact()
     trainer.checkpoints.begin_from(answer)
     _adopt(trainer, answer)
     loop = trainer.fit_loop
@@ -82,7 +83,8 @@ def _rank_state(trainer: Trainer, answer: CheckpointRecord) -> dict[str, Any]:
         return {}
     if saved != trainer.world_size:
         trainer.context.not_exact(
-            f"The checkpoint was written by {saved} ranks and there are {trainer.world_size} now: the order of the "
+            f"The checkpoint was written by {saved} {'rank' if saved == 1 else 'ranks'} and there "
+            f"{'is' if trainer.world_size == 1 else 'are'} {trainer.world_size} now: the order of the "
             "samples is kept; sums over ranks are made in another order, so the last bits can differ.",
             tell=trainer.is_global_zero,
         )

@@ -16,23 +16,33 @@ COMMIT = "a" * 40
 
 
 @pytest.mark.parametrize(
-    ("git_then", "git_now", "versions_then", "told"),
+    ("git_then", "git_now", "versions_then", "told", "unknown"),
     [
-        ({"commit": COMMIT, "clean": True}, GitState(COMMIT, True), {"torch": "2"}, []),
+        ({"commit": COMMIT, "clean": True}, GitState(COMMIT, True), {"torch": "2"}, [], None),
         (
             {"commit": COMMIT, "clean": True},
             GitState(COMMIT, False),
             {"torch": "2"},
             ["the code has changes that are not committed; the run began without"],
+            None,
         ),
-        ({"commit": COMMIT, "clean": False}, GitState(COMMIT, False), {"torch": "2"}, []),
+        (
+            {"commit": COMMIT, "clean": False},
+            GitState(COMMIT, False),
+            {"torch": "2"},
+            [],
+            "were not committed",
+        ),
         (
             {"commit": COMMIT, "clean": True},
             GitState("b" * 40, True),
             {"torch": "2"},
             ["the code is at commit bbbbbbbbbb; the run began at aaaaaaaaaa"],
+            None,
         ),
-        (None, None, {"torch": "1"}, ["torch is 2; the checkpoint was written with 1"]),
+        ({"commit": COMMIT, "clean": True}, None, {"torch": "2"}, [], "no git repository with a commit at /"),
+        (None, GitState(COMMIT, True), {"torch": "2"}, [], "the run began where there was no git repository"),
+        (None, None, {"torch": "1"}, ["torch is 2; the checkpoint was written with 1"], "no git"),
     ],
 )
 @pytest.mark.parametrize("exact", [False, True])
@@ -42,6 +52,7 @@ def test_what_moved(
     git_now: Any,
     versions_then: dict[str, str],
     told: list[str],
+    unknown: str | None,
     exact: bool,
 ) -> None:
     monkeypatch.setattr(drift, "read_manifest", lambda _: SimpleNamespace(versions=versions_then))
@@ -58,4 +69,7 @@ def test_what_moved(
         assert all(text in error.message for text in told)
     else:
         assert error is None
-        assert list(warnings) == told
+        assert list(warnings)[: len(told)] == told
+        more = list(warnings)[len(told) :]
+        assert len(more) == (exact and unknown is not None), "only who asks for --exact relies on it"
+        assert all(text.startswith("--exact: whether the code") and str(unknown) in text for text in more)

@@ -11,7 +11,7 @@ import torch
 from fit_helpers import CTRL_C, At, Scenario, loader, samples
 from torch.utils.data import DataLoader, IterableDataset
 
-from ckptrun.callbacks import OnExceptionCheckpoint
+from ckptrun.callbacks import EMAWeightAveraging, OnExceptionCheckpoint
 from ckptrun.errors import IncompatibleError
 
 
@@ -78,7 +78,7 @@ def test_other_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     threads = torch.get_num_threads()
     try:
         stopped(tmp_path, Scenario(num_threads=1))
-        message = "written with 1 threads per rank and there are 2 now"
+        message = "written with 1 thread per rank and there are 2 now"
         refused_but_goes_on_without(tmp_path, Scenario(num_threads=2), message, capsys)
     finally:
         torch.set_num_threads(threads)
@@ -108,3 +108,28 @@ def test_what_is_the_same_goes_on(tmp_path: Path) -> None:
     whole = Scenario().picture(tmp_path, "whole")
     stopped(tmp_path, Scenario())
     whole.assert_equal(Scenario().picture(tmp_path, "demo", ckpt_path="last", exact=True))
+
+
+def averaged() -> list[Any]:
+    return [EMAWeightAveraging(decay=0.9)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (averaged, tuple, "averaged weights are passed over: no WeightAveraging is set"),
+        (tuple, averaged, "has no averaged weights: EMAWeightAveraging begins with those it has"),
+    ],
+)
+def test_averaged_weights_that_are_dropped_or_added(
+    tmp_path: Path, before: Any, after: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped(tmp_path, Scenario(callbacks=before))
+    refused_but_goes_on_without(tmp_path, Scenario(callbacks=after), message, capsys)
+
+
+def test_everything_that_differs_is_said_at_once(tmp_path: Path) -> None:
+    stopped(tmp_path, Scenario(callbacks=averaged))
+    other = Scenario(data=lambda: loader(batch_size=2))
+    with pytest.raises(IncompatibleError, match=r"(?s)passed over.*\n  A step took 4 samples"):
+        other.fit(tmp_path, "demo", ckpt_path="last", exact=True)

@@ -171,8 +171,9 @@ class WeightAveraging(Callback):
             return  # evaluation uses the average, which stands as state_dict
         trained, state = checkpoint.pop("current_model_state", None), checkpoint.get("averaging_state")
         if trained is None or state is None:
-            trainer.context.say(
-                f"The checkpoint has no averaged weights: {type(self).__name__} begins with those it has."
+            trainer.context.not_exact(
+                f"The checkpoint has no averaged weights: {type(self).__name__} begins with those it has.",
+                tell=trainer.is_global_zero,
             )
             self._latest_update_step = int(checkpoint.get("global_step", 0))
             return
