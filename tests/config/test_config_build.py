@@ -199,6 +199,14 @@ def test_a_spec_alone_is_enough() -> None:
     assert build(ClassSpec("tasks.Part", {"width": 4})).width == 4
 
 
+def test_a_mistyped_argument_of_a_callback_that_averages() -> None:
+    for name, known in (("EMAWeightAveraging", "decay"), ("WeightAveraging", "avg_fn")):
+        wrong = {"decay": "decai", "avg_fn": "avgfn"}[known]
+        with pytest.raises(ConfigError, match=f"unknown argument '.*{wrong}' of {name}") as caught:
+            build(ClassSpec(f"ckptrun.callbacks.{name}", {wrong: 0.9}))
+        assert str(caught.value.hint).endswith(f"{known}?")
+
+
 WRONG = [
     # overrides, message, hint
     (["model.init_args.hiden=3"], "override 'model.init_args.hiden=3': unknown argument 'model.init_args.hiden' of Model", "Did you mean model.init_args.hidden?"),

@@ -36,16 +36,22 @@ class WeightAveraging(Callback):
     Args:
         device: where the average is kept; None: where the model is.
         use_buffers: average the buffers too; otherwise the average has those of the model.
-        kwargs: further arguments of ``torch.optim.swa_utils.AveragedModel``: ``avg_fn`` or ``multi_avg_fn``; without
-            either it is the mean.
+        avg_fn: as of ``torch.optim.swa_utils.AveragedModel``; without it and the next it is the mean.
+        multi_avg_fn: likewise.
     """
 
+    # By name and not as **kwargs, so that a name that is mistyped in a config is found before anything is built.
     def __init__(
-        self, device: torch.device | str | int | None = None, use_buffers: bool = True, **kwargs: Any
+        self,
+        device: torch.device | str | int | None = None,
+        use_buffers: bool = True,
+        avg_fn: Any = None,
+        multi_avg_fn: Any = None,
     ) -> None:
         self._device = device
         self._use_buffers = use_buffers
-        self._kwargs = kwargs
+        self._avg_fn = avg_fn
+        self._multi_avg_fn = multi_avg_fn
         self._average: AveragedModel | None = None
         self._swapped = False
         self._latest_update_step = 0
@@ -118,8 +124,13 @@ class WeightAveraging(Callback):
         """The average, made from the model's weights when first needed."""
         if self._average is None:
             tensors = _Tensors(pl_module)
-            options = {"use_buffers": self._use_buffers, "device": self._device, **self._kwargs}
-            self._average = AveragedModel(tensors, **options)
+            self._average = AveragedModel(
+                tensors,
+                device=self._device,  # type: ignore[arg-type]
+                avg_fn=self._avg_fn,
+                multi_avg_fn=self._multi_avg_fn,
+                use_buffers=self._use_buffers,
+            )
             self._average.requires_grad_(False)
         return self._average
 
@@ -204,7 +215,6 @@ class EMAWeightAveraging(WeightAveraging):
         update_every_n_steps: update after every so many optimizer steps; 0 for never after a step.
         update_starting_at_step: index of the first step after which it is updated; None: the first.
         update_starting_at_epoch: index of the first epoch after which it is updated; None: never after an epoch.
-        kwargs: as of :class:`WeightAveraging`.
 
     Raises:
         MisconfigurationException: ``decay`` is not between 0 and 1.
@@ -218,14 +228,13 @@ class EMAWeightAveraging(WeightAveraging):
         update_every_n_steps: int = 1,
         update_starting_at_step: int | None = None,
         update_starting_at_epoch: int | None = None,
-        **kwargs: Any,
     ) -> None:
         if not 0.0 <= decay <= 1.0:
             raise MisconfigurationException(
                 f"EMAWeightAveraging(decay={decay}): expected a number between 0 and 1."
             )
         average: Any = get_ema_multi_avg_fn
-        super().__init__(device, use_buffers, **kwargs, multi_avg_fn=average(decay))
+        super().__init__(device, use_buffers, multi_avg_fn=average(decay))
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step
         self.update_starting_at_epoch = update_starting_at_epoch
