@@ -288,4 +288,6 @@ class Outcome:
         None  # max_steps, max_epochs, max_time, early_stopping, stop_training, no_batches
     )
     results: Any = None  # what validate, test and predict return
-    built: bool = True  # False: making what the config names failed, so nothing of the work has begun
+    built: bool = (
+        True  # False: what the config names could not be made or restored, so nothing of the work has begun
+    )

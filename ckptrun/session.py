@@ -23,7 +23,7 @@ from ckptrun.checkpoint.commit import is_leftover
 from ckptrun.checkpoint.commit import sweep as sweep_checkpoints
 from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.environment.versions import versions
-from ckptrun.errors import CkptrunError, NoCheckpointError, RunInUseError, UsageError
+from ckptrun.errors import CkptrunError, IncompatibleError, NoCheckpointError, RunInUseError, UsageError
 from ckptrun.launch.early import take
 from ckptrun.launch.forced_end import ForcedEnd
 from ckptrun.launch.fork_client import ForkServer
@@ -537,7 +537,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         raise _unwritable(folder, error) from error
     outcome, code = _ranks(spec, context, display, supervisor)
     supervisor.finish(outcome, code, error=_one_line(outcome))
-    if not outcome.built:
+    if not outcome.built and not stored:
         try:
             before.put_back(record.attempt)
         except OSError as error:
@@ -714,8 +714,13 @@ def _ranks(
     # A rank that ended in its set-up knows of no step yet; the run is where it was.
     outcome = replace(outcome, step=max(outcome.step, context.progress.step))
     code = exit_code(outcome, request=request)
-    if code == UsageError.exit_code and context.progress.step > context.progress.start_step:
+    begun = context.progress.step > context.progress.start_step
+    if code == UsageError.exit_code and begun:
         code = 1  # 2 says that nothing was started
+    if code == IncompatibleError.exit_code and not begun and not outcome.user_error:
+        outcome = replace(
+            outcome, built=False
+        )  # 5 says so too: the checkpoint was refused while it was restored
     return outcome, code
 
 

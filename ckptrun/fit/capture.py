@@ -321,7 +321,6 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
         put_in(own["configured"], trainer.configured, trainer.optimizers, trainer.lr_scheduler_configs)
         trainer.context.say(f"--override: {'; '.join(changed)}")
     trainer.logs.load_state_dict(rank_state.get("logs", own["logs"]))
-    _restore_loggers(trainer, own["loggers"])
     data = rank_state["data"]
     if data["kind"] != loop.source.kind:
         trainer.context.not_exact(
@@ -352,6 +351,8 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
             f"rank and there {'is' if now == 1 else 'are'} {now} now: sums may be made in another order, so the last "
             f"bits can differ. trainer.num_threads={own['threads']} keeps them."
         )
+    trainer.context.refuse_what_is_not_exact()
+    _restore_loggers(trainer, own["loggers"])  # last: it cuts tables, which a refusal must leave alone
 
 
 def _restore_precision(trainer: Trainer, state: dict[str, Any]) -> None:

@@ -64,7 +64,6 @@ def finish_restore(trainer: Trainer, state: dict[str, Any] | None) -> None:
     started = time.monotonic()
     rank_state = _rank_state(trainer, answer)
     restore_training(trainer, state, rank_state)
-    trainer.context.refuse_what_is_not_exact()
     trainer.checkpoints.begin_from(answer)
     _adopt(trainer, answer)
     loop = trainer.fit_loop

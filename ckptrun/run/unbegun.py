@@ -1,8 +1,8 @@
 """What did a run's files say before an attempt that turned out to have started nothing?
 
-Decision: an attempt whose ranks could not make what the config names leaves no trace, as where one rank runs in the
-command's own process and makes it before the attempt begins; so the ledger is cut back to where it was. Turned down:
-having ranks report before the ledger is written, which costs every start a turn of waiting.
+Decision: an attempt whose ranks could not make what the config names, or refused the checkpoint, leaves no trace, as
+where one rank runs in the command's own process and makes it before the attempt begins; so the ledger is cut back to
+where it was. Turned down: having ranks report before the ledger is written, which costs every start a turn of waiting.
 """
 
 from __future__ import annotations

@@ -31,6 +31,10 @@ def streamed(dataset: Callable[[], Any] = Stream, **options: Any) -> Callable[[]
     return lambda: DataLoader(dataset(), batch_size=4, **options)
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def stopped(root: Path, scenario: Scenario, hook: str = "on_train_batch_end", nth: int = 3) -> None:
     with pytest.raises(KeyboardInterrupt):
         scenario.fit(root, "demo", At(hook, nth, CTRL_C))
@@ -131,5 +135,11 @@ def test_averaged_weights_that_are_dropped_or_added(
 def test_everything_that_differs_is_said_at_once(tmp_path: Path) -> None:
     stopped(tmp_path, Scenario(callbacks=averaged))
     other = Scenario(data=lambda: loader(batch_size=2))
+    (tmp_path / "demo" / "logs" / "metrics.csv").write_bytes(b"step,loss\n" + b"0,1\n" * 100)
+    was = files(tmp_path / "demo")
     with pytest.raises(IncompatibleError, match=r"(?s)passed over.*\n  A step took 4 samples"):
-        other.fit(tmp_path, "demo", ckpt_path="last", exact=True)
+        other.fit(tmp_path, "demo", OnExceptionCheckpoint(), ckpt_path="last", exact=True)
+    now = files(tmp_path / "demo")
+    assert now.keys() == was.keys()
+    changed = {name for name in now if now[name] != was[name]}
+    assert changed <= {"lease.json", "registry.json"}, "nothing was started"

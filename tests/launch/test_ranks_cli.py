@@ -151,3 +151,27 @@ def test_a_module_that_cannot_be_imported(project: Path, start_cli: Callable[...
     assert "Model" in wrong.stderr
     # As where one rank runs in the command's own process: nothing was started, so there is no run and no attempt.
     assert not folder(project).exists() and not folder(project, "other").exists()
+
+
+def files(project: Path) -> dict[str, bytes]:
+    passing = ("lease.json", "registry.json", "ranks.json")
+    return {
+        str(path): path.read_bytes()
+        for path in (project / "runs").rglob("*")
+        if path.is_file() and path.name not in passing
+    }
+
+
+def test_a_refusal_in_the_ranks_starts_nothing(project: Path, start_cli: Callable[..., Live]) -> None:
+    live = start_cli("fit", "trainer.max_steps=8")
+    assert live.wait().code == 0
+    was = files(project)
+    for other, reasons in (
+        ("--nproc=1", ("written by 2 ranks and there is 1 now", "A step took")),
+        ("trainer.num_threads=2", ("with 1 thread per rank and there are 2 now",)),
+    ):
+        done = start_cli("fit", "--ckpt", "last", "trainer.max_steps=12", other, "--exact").wait()
+        assert done.code == 5, done
+        assert all(text in done.stderr for text in reasons), done
+        assert "failed at step" not in done.stderr
+        assert files(project) == was
