@@ -46,7 +46,8 @@ def verify(
     """Check every byte of a checkpoint, or of all that a run has.
 
     Sizes, checksums, the structure of the torch files, ranks, lines, the run's other files; read twice before damage is
-    said. A checkpoint in quarantine that is found good is taken out. Exit code 3 where something is damaged.
+    said. A checkpoint in quarantine that is found good is taken out. Exit code 3 where something is damaged, or all
+    that the run has saved is gone.
     """
     progress = _Progress()
     report = _verify(target, run, root, config, progress)
@@ -150,7 +151,10 @@ def _colour(column: int, text: str) -> str | None:
 def _verdict(report: Report) -> str:
     num = sum(each.state != "not committed" for each in report.checkpoints)
     what = f"{num} checkpoint{'' if num == 1 else 's'}, {size(sum(c.size_bytes for c in report.checkpoints))}"
-    return f"{what}: {'all good' if report.good else 'not all good'}"
+    if report.all_gone:
+        return f"{what}: none of the {len(report.gone)} that the registry knows is there"
+    gone = f"; {len(report.gone)} more, known to the registry, gone" if report.gone else ""
+    return f"{what}: {'all good' if report.good else 'not all good'}{gone}"
 
 
 def _problems(report: Report) -> list[str]:

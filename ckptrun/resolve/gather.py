@@ -19,6 +19,7 @@ from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
+from ckptrun.environment.process import this_process
 from ckptrun.errors import NoCheckpointError
 from ckptrun.records import AttemptRecord, Fn, JobFacts, RejectedRecord, Resolution
 from ckptrun.resolve.candidates import screen
@@ -181,13 +182,26 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
         if not added:
             return registry, [], False
         told = f"The registry was behind the disk; {', '.join(added[-3:])} noted from the manifests"
-        return registry, [told], True
+        # A run that is live notes its newest save itself, once that has landed.
+        return registry, [] if _another_may_live(folder) else [told], True
     registry = rebuild_registry(catalogue, run_id=_run_id(folder) or None)
     told = (
         f"The registry {why}; it was rebuilt from {len(registry.saves)} manifests "
         "(pins, keeps and quarantine notes are not in them)"
     )
     return registry, [told], True
+
+
+def _another_may_live(folder: RunFolder) -> bool:
+    """Whether a process beside this one holds the lease; one on another host is believed, as watching it takes long."""
+    try:
+        lease = read_lease(folder.lease)
+    except OSError:
+        return False
+    if lease is None or lease.holder is None:
+        return False
+    process = lease.holder.process
+    return process.alive and process != this_process() if process.here else True
 
 
 def rebuilt_registry(folder: RunFolder) -> Registry:

@@ -30,6 +30,7 @@ from ckptrun.run.registry import DamagedRegistryError, Registry
 from ckptrun.storage.retry import retried
 
 FileState = Literal["good", "damaged", "unreadable", "missing"]
+_MOST_LISTINGS = 5  # of a run that has deleted all that was listed before it could be read
 _STALE_S = 0.5  # a lease of another host: whether a folder is being written is worth no more
 
 
@@ -53,15 +54,23 @@ class Report:
     leftovers: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lifted: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)  # known to the registry, and not on the disk
     quarantined: dict[str, str] = field(default_factory=dict)  # name -> why, as it stands after this
     instead: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
-        """Whether nothing is damaged and all could be read."""
-        return all(each.state in ("good", "not committed") for each in self.checkpoints) and all(
-            each.state in ("good", "missing") for each in self.files
+        """Whether nothing is damaged, all could be read, and not everything that was saved is gone."""
+        return (
+            not self.all_gone
+            and all(each.state in ("good", "not committed") for each in self.checkpoints)
+            and all(each.state in ("good", "missing") for each in self.files)
         )
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether the run has saved, and none of it is there."""
+        return bool(self.gone) and all(each.state == "not committed" for each in self.checkpoints)
 
     def as_dict(self) -> dict[str, Any]:
         """The document of ``verify --json``."""
@@ -88,6 +97,7 @@ class Report:
                 for each in self.checkpoints
             ],
             "files": [{"path": each.path, "state": each.state, "what": each.what} for each in self.files],
+            "gone": self.gone,
             "leftovers": self.leftovers,
             "lifted": self.lifted,
             "notes": self.notes,
@@ -133,11 +143,14 @@ def verify_run(folder: RunFolder, progress: Progress = lambda *_: None) -> Repor
     """
     report = Report("run", folder.path)
     catalogue = Catalogue(folder.checkpoints_dir)
-    names = catalogue.names()
-    paths = [os.path.join(catalogue.path, name) for name in names]
-    found = _verify_all(paths, progress)
-    # What is gone meanwhile was deleted by a live run.
-    report.checkpoints = [each for each in found if os.path.lexists(each.path)]
+    for _ in range(_MOST_LISTINGS):
+        catalogue.refresh()
+        paths = [os.path.join(catalogue.path, name) for name in catalogue.names()]
+        found = _verify_all(paths, progress)
+        # What is gone meanwhile was deleted by a live run.
+        report.checkpoints = [each for each in found if os.path.lexists(each.path)]
+        if report.checkpoints or not paths:
+            break
     report.leftovers = _leftovers(folder, report.checkpoints)
     registry = _registry(report, folder, catalogue)
     report.files += [
@@ -195,12 +208,15 @@ def _leftovers(folder: RunFolder, checkpoints: Sequence[Verified]) -> list[str]:
     left = [*entries, *(each.name for each in checkpoints if each.state == "not committed")]
     if not left:
         return []
-    try:
-        holder = live_holder(folder.lease, stale_after_s=_STALE_S)
-    except OSError:
-        holder = None
-    whose = "a live run may be writing it" if holder is not None else "a save or a deletion that was killed"
+    whose = "a live run may be writing it" if _lives(folder) else "a save or a deletion that was killed"
     return [f"{name}: {whose}" for name in left]
+
+
+def _lives(folder: RunFolder) -> bool:
+    try:
+        return live_holder(folder.lease, stale_after_s=_STALE_S) is not None
+    except OSError:
+        return False
 
 
 def _registry(report: Report, folder: RunFolder, catalogue: Catalogue) -> Registry | None:
@@ -222,21 +238,40 @@ def _registry(report: Report, folder: RunFolder, catalogue: Catalogue) -> Regist
         report.files.append(FileReport(folder.registry, "unreadable", error.strerror or str(error)))
         return None
     report.files.append(FileReport(folder.registry, "good"))
-    on_disk = set(catalogue.names())
-    known = {save["name"] for save in registry.saves}
-    gone = sorted(known - on_disk)
-    if gone:
-        report.notes.append(f"known to the registry, gone from the disk: {', '.join(gone)}")
-    for what, names in _named(registry).items():
-        lost = sorted(set(names) - on_disk - known)
-        if lost:
-            report.notes.append(f"{what} in the registry, gone from the disk: {', '.join(lost)}")
+    registry = _what_is_gone(report, folder, registry, catalogue)
     if registry.pin is not None and not os.path.exists(registry.pin["path"]):
         report.notes.append(f"the pin leads nowhere: {registry.pin['path']}")
     behind = catch_up(registry, catalogue)
-    if behind:
+    if behind and not _lives(folder):  # a live one notes a save when it has landed
         report.notes.append(f"the registry is behind the disk: {', '.join(behind)} not noted yet")
     return registry
+
+
+def _what_is_gone(report: Report, folder: RunFolder, registry: Registry, catalogue: Catalogue) -> Registry:
+    """Say what the registry knows and the disk lacks; returns the registry as it is after that.
+
+    A live run forgets a checkpoint before it deletes it. So what an older registry knew, a later listing lacks and a
+    registry read after that still knows has been taken away by somebody else.
+    """
+    catalogue.refresh()
+    on_disk = set(catalogue.names())
+    try:
+        now = Registry.load(folder.registry)
+    except (OSError, DamagedRegistryError):
+        now = registry
+    known = {save["name"] for save in registry.saves}
+    report.gone = sorted((known - on_disk) & {save["name"] for save in now.saves})
+    if report.gone:
+        report.notes.append(
+            f"known to the registry, gone from the disk: {', '.join(report.gone)} (not by ckptrun, which notes what it "
+            "deletes)"
+        )
+    named = _named(now)
+    for what, names in _named(registry).items():
+        lost = sorted((set(names) - on_disk - known) & set(named[what]))
+        if lost:
+            report.notes.append(f"{what} in the registry, gone from the disk: {', '.join(lost)}")
+    return now
 
 
 def _named(registry: Registry) -> dict[str, list[str]]:

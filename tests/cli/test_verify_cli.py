@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,3 +85,19 @@ def test_what_is_not_there(trained: Path, run_cli: Cli) -> None:
         done = run_cli("verify", target)
         assert done.code == code, done
         assert says in done.stderr
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_good(trained: Path, run_cli: Cli) -> None:
+    checkpoints = trained / "runs" / "demo" / "checkpoints"
+    best, final = sorted(os.listdir(checkpoints))
+    shutil.rmtree(checkpoints / best)
+    one = run_cli("verify")
+    assert one.code == 0, one
+    assert "1 checkpoint, " in one.stdout
+    assert "all good; 1 more, known to the registry, gone" in one.stdout
+    assert f"gone from the disk: {best}" in one.stderr
+    shutil.rmtree(checkpoints / final)
+    whole = run_cli("verify")
+    assert whole.code == 3, whole
+    assert "none of the 2 that the registry knows is there" in whole.stdout
+    assert "all good" not in whole.stdout

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.manifest import Manifest
+from ckptrun.processes import process_stat
 from ckptrun.records import CheckpointRecord, FreshStart, JobFacts
 from ckptrun.resolve.gather import gather, highest_epoch, resolve_run
 from ckptrun.run.folder import RunFolder
@@ -98,6 +101,27 @@ def test_a_registry_behind_the_disk_is_completed(run: RunFolder) -> None:
     resolution = resolve_run(run, reference="hpc", job=JobFacts("7", True))
     assert resolution.path == newest
     assert any("behind the disk" in warning for warning in resolution.warnings)
+
+
+def test_beside_a_live_run_a_registry_that_is_behind_is_no_news(run: RunFolder) -> None:
+    save(run, 1)
+    old = Path(run.registry).read_bytes()
+    newest = save(run, 2)
+    Path(run.registry).write_bytes(old)
+    own = Holder.this_process(job=None, command="fit")
+    lives, started = os.getppid(), process_stat(os.getppid()).start_time  # type: ignore[union-attr]
+    holders = {  # who holds the lease: whether it is worth a word
+        own: True,  # nobody else notes it
+        replace(own, pid=lives, pid_start=started): False,
+        replace(own, pid=lives, pid_start=started + 1): True,  # dead, and its id used again
+        replace(own, host="elsewhere", boot_id="another"): False,
+    }
+    for holder, told in holders.items():
+        lease = {"epoch": 1, "holder": asdict(holder), "counter": 1, "sequence_at_takeover": 0}
+        Path(run.lease).write_text(json.dumps(lease))
+        resolution = resolve_run(run, reference="last")
+        assert resolution.path == newest
+        assert any("behind the disk" in warning for warning in resolution.warnings) == told, holder
 
 
 @pytest.mark.parametrize("reference", ["last", "auto", None])

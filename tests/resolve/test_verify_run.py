@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.errors import NoCheckpointError
+from ckptrun.resolve import verify_run as verify_run_module
 from ckptrun.resolve.verify_run import verify_one, verify_run
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.lease import Holder, Lease
@@ -108,3 +111,52 @@ def test_what_would_be_used_instead(run: RunFolder) -> None:
     os.mkdir(f"{run.checkpoints_dir}/00000020-a")
     with pytest.raises(NoCheckpointError, match="no manifest"):
         verify_one(f"{run.checkpoints_dir}/00000020-a")
+
+
+def test_all_that_was_saved_is_gone(run: RunFolder) -> None:
+    names = sorted(os.listdir(run.checkpoints_dir))
+    shutil.rmtree(f"{run.checkpoints_dir}/{names[0]}")
+    report = verify_run(run)
+    assert (report.gone, report.all_gone) == (names[:1], False)
+    for name in names[1:]:
+        shutil.rmtree(f"{run.checkpoints_dir}/{name}")
+    report = verify_run(run)
+    assert (report.gone, report.all_gone, report.good) == (names, True, False)
+
+
+def test_what_a_live_run_deletes_meanwhile_is_not_called_gone(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As retention does it: forgotten, then deleted; here while files are read, and after the registry was."""
+    real_verify, real_load = verify_run_module._verify_all, Registry.load
+    moves = [("verified", 4), ("loaded", 5)]
+
+    def move_on(moment: str) -> None:
+        if not moves or moves[0][0] != moment:
+            return
+        _, sequence = moves.pop(0)
+        old = os.listdir(run.checkpoints_dir)
+        registry = real_load(run.registry)
+        save(run, sequence, registry)
+        registry.forget(old)
+        registry.save(run.registry)
+        for name in old:
+            shutil.rmtree(f"{run.checkpoints_dir}/{name}")
+
+    def verify_all(*arguments: Any) -> list[Any]:
+        found = real_verify(*arguments)
+        move_on("verified")
+        return found
+
+    def load(path: str) -> Registry:
+        registry = real_load(path)
+        move_on("loaded")
+        return registry
+
+    monkeypatch.setattr(verify_run_module, "_verify_all", verify_all)
+    monkeypatch.setattr(Registry, "load", load)
+    report = verify_run(run)
+    assert moves == []
+    assert report.gone == []
+    assert not any("gone" in note for note in report.notes)
+    assert [each.sequence for each in report.checkpoints] == [4]
