@@ -78,5 +78,14 @@ def _describe_usage(error: BaseException, message: str) -> tuple[str, str | None
     command = context.command_path if context is not None else "ckptrun"
     if possibilities:
         message = str(getattr(error, "message", message))
-        return message, f"did you mean {' or '.join(sorted(possibilities))}?", 2
+        near = _nearest(str(getattr(error, "option_name", "")), sorted(possibilities))
+        return message, f"did you mean {' or '.join(near)}?", 2
     return message, f"'{command} --help' lists what it takes", 2
+
+
+def _nearest(given: str, possibilities: list[str]) -> list[str]:
+    """Those of the parser's possibilities that are about as near as the nearest."""
+    import difflib  # only a mistake pays for it
+
+    near = {name: difflib.SequenceMatcher(None, given, name).ratio() for name in possibilities}
+    return [name for name in possibilities if near[name] > max(near.values()) - 0.1]

@@ -193,6 +193,8 @@ def _nothing_there(path: str) -> NoCheckpointError:
         hint = f"near it: {', '.join(os.path.join(parent, name) for name in near)}"
     else:
         hint = f"{parent} holds {_some(names)}" if names else f"{parent} is empty"
+        if os.sep not in path:
+            hint = f"inspect takes a path; 'ckptrun resolve --run NAME --ckpt last' tells one. {hint}"
     return NoCheckpointError(f"there is no file or folder {path}", hint=hint)
 
 

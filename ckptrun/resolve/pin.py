@@ -17,6 +17,7 @@ from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.errors import CkptrunError, IncompatibleError, NoCheckpointError, UsageError
 from ckptrun.records import CheckpointRecord, ResolutionError
 from ckptrun.resolve.gather import Gathered, gather, rebuilt_registry
+from ckptrun.resolve.reference import nearest_word, parse
 from ckptrun.resolve.rules import find
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry, edit
@@ -127,11 +128,27 @@ def checkpoint_path(folder: RunFolder, reference: str) -> str:
     if found.error is not None and found.error.exit_code == 3 and rejected:
         return rejected[-1] if reference.startswith(("step:", "epoch:", "seq:")) else rejected[0]
     if found.error is not None:
-        raise as_error(found.error)
+        raise _error(gathered, reference, found.error)
     raise UsageError(
         f"{reference} is no checkpoint of ckptrun.",
         hint="Name one that is there, as in last, best or step:N.",
     )
+
+
+def _error(gathered: Gathered, reference: str, error: ResolutionError) -> CkptrunError:
+    """As :func:`as_error`, but that a lone word that is no file gets a hint for commands without ``--ckpt``."""
+    run_dir, run = gathered.facts.run_dir, gathered.facts.run_name
+    if error.exit_code != 3 or "/" in reference or parse(reference).kind != "path":
+        return as_error(error)
+    if RunFolder(os.path.join(os.path.dirname(run_dir), reference)).exists():
+        hint = f"{reference} is a run: name a checkpoint of it, as in last --run {reference}."
+    elif os.path.lexists(reference):
+        return as_error(error)
+    else:
+        word = nearest_word(reference)
+        hint = "" if word in (None, "none") else f"Did you mean {word}? "
+        hint += "A checkpoint is named by last, best, step:N or a path, its run by --run NAME."
+    return NoCheckpointError(f"run {run!r} has no checkpoint {reference!r}.", hint=hint)
 
 
 def _checkpoint_of(gathered: Gathered, reference: str) -> CheckpointRecord:
@@ -141,7 +158,7 @@ def _checkpoint_of(gathered: Gathered, reference: str) -> CheckpointRecord:
         facts = replace(gathered.facts, fn="validate")
         found = find(reference, facts, gathered.registry, gathered.view)
     if found.error is not None:
-        raise as_error(found.error)
+        raise _error(gathered, reference, found.error)
     if not isinstance(found.answer, CheckpointRecord):
         raise UsageError(
             f"{reference} is no checkpoint of ckptrun.",

@@ -80,6 +80,7 @@ def test_a_mistyped_option_gets_the_nearest_name(run_cli: Callable[..., Any]) ->
     done = run_cli("fit", "--cpkt", "last")
     assert done.code == 2, done
     assert "--cpkt" in done.stderr
+    assert "did you mean --ckpt?" in run_cli("fit", "--chkpt", "last").stderr
     assert "--ckpt" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.errors import NoCheckpointError, UsageError
 from ckptrun.resolve.gather import resolve_run
-from ckptrun.resolve.pin import keep, pin, unkeep, unpin
+from ckptrun.resolve.pin import checkpoint_path, keep, pin, unkeep, unpin
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry
 
@@ -122,3 +123,22 @@ def test_another_runs_checkpoint_can_be_pinned_and_not_kept(run: RunFolder, tmp_
     assert pin(run, path).path == path
     with pytest.raises(UsageError, match="not a checkpoint of run 'gpt'"):
         keep(run, path)
+
+
+@pytest.mark.parametrize("act", [pin, keep, unkeep, checkpoint_path])
+def test_a_word_that_names_nothing_gets_a_hint_that_fits(
+    run: RunFolder, in_tmp_path: Path, act: Callable[[RunFolder, str], object]
+) -> None:
+    other = RunFolder.at(run.root, "other")
+    other.create()
+    Path(other.run_json).write_text('{"id": "o"}')
+    hints = {
+        "nope": "A checkpoint is named by",
+        "lst": "Did you mean last? ",
+        "other": "last --run other.",
+    }
+    for word, hint in hints.items():
+        with pytest.raises(NoCheckpointError, match=f"has no checkpoint '{word}'") as caught:
+            act(run, word)
+        assert hint in str(caught.value.hint)
+        assert "--ckpt" not in str(caught.value.hint)
