@@ -430,7 +430,12 @@ def _writer(resolution: Resolution) -> str:
 
 def _not_the_same(again: Resolution, damage: Damage | None) -> Resolution:
     """``again``, an error where it leads to the damaged checkpoint once more: exactly that one was asked for."""
-    if damage is None or again.error is not None or again.path != damage.checkpoint:
+    if damage is None:
+        return again
+    # How its quarantine ends has just been said.
+    told = tuple(notice for notice in again.notices if damage.checkpoint not in notice)
+    again = replace(again, notices=told)
+    if again.error is not None or again.path != damage.checkpoint:
         return again
     return replace(again, answer=None, error=nothing_else(damage, again))
 

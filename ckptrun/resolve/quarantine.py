@@ -12,6 +12,7 @@ and a list of its own of references that fall back.
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ from ckptrun.resolve.gather import rebuilt_registry
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import DamagedRegistryError, Registry, edit
 
+_CHECKSUMS = re.compile(r"found the checksum \S+, expected [^\s,;]+")
 _NEAR = 20  # so many are looked at for a good one
 
 
@@ -48,7 +50,7 @@ def quarantine(folder: RunFolder, damage: Damage, run_id: str) -> str:
         if registry.run_id and run_id and run_id != registry.run_id:
             return False
         registry.quarantine[name] = {
-            "why": damage.why,
+            "why": shortly(damage),
             "at": time.time(),
             "file": damage.file,
             "expected": damage.expected,
@@ -56,7 +58,7 @@ def quarantine(folder: RunFolder, damage: Damage, run_id: str) -> str:
         }
         return True
 
-    found = f"{name} is damaged, in two reads: {damage.why}"
+    found = f"{name} is damaged, in two reads: {shortly(damage)}"
     if not inside or not os.path.lexists(damage.checkpoint):
         return f"{found}."
     try:
@@ -65,7 +67,13 @@ def quarantine(folder: RunFolder, damage: Damage, run_id: str) -> str:
         return f"{found}. It could not be put into quarantine: {error}"
     if not noted:
         return f"{found}."
-    return f"{found}. It is in quarantine until `ckptrun verify {damage.checkpoint}` finds it good."
+    return f"{found}; in quarantine until `ckptrun verify {damage.checkpoint}` finds it good."
+
+
+def shortly(damage: Damage) -> str:
+    """What is wrong, without the path and the checksums, which stand beside it or in the registry."""
+    why = damage.why.replace(f"{damage.checkpoint}{os.sep}", "").replace(f"{damage.checkpoint}: ", "")
+    return _CHECKSUMS.sub("wrong checksum", why)
 
 
 def lift(folder: RunFolder, name: str) -> dict[str, Any] | None:
@@ -91,7 +99,7 @@ def nothing_else(damage: Damage, resolution: Resolution) -> ResolutionError:
         else f"The nearest good one is {near.path} (step {near.step}), by sizes; its checksums are compared when it "
         "is read."
     )
-    return ResolutionError(NoCheckpointError.exit_code, f"{asked} cannot be used: {damage.why}.", hint)
+    return ResolutionError(NoCheckpointError.exit_code, f"{asked} cannot be used: {shortly(damage)}.", hint)
 
 
 def nearest_good(path: str) -> CheckpointRecord | None:

@@ -112,6 +112,8 @@ def test_keyword_references_take_the_next_good_one(project: Path, run: Path, run
     told = [line for line in done.stderr.splitlines() if "in two reads" in line]
     assert [name in line for line, name in zip(told, (fourth, third), strict=True)] == [True, True]
     assert "ckptrun verify" in told[0]
+    assert done.stderr.count(f"ckptrun verify {run}/checkpoints/{third}") == 1
+    assert "xxh3_64" not in done.stderr
     assert f"step 2 from {run}/checkpoints/{second}" in done.stderr
     notes = quarantined(run)
     assert set(notes) == {third, fourth}
@@ -139,7 +141,7 @@ def test_one_that_was_asked_for_exactly_is_an_error(project: Path, run: Path, ru
         done = run_cli("fit", "--ckpt", reference, "trainer.max_steps=6", cwd=project)
         assert done.code == 3, done
         assert "cannot be used" in done.stderr
-        assert "found the checksum" in done.stderr
+        assert "wrong checksum" in done.stderr
         assert "nearest good one" in done.stderr
         assert f"{run}/checkpoints/" in done.stderr.partition("hint:")[2]
     # Another run's is not this run's to judge.

@@ -112,3 +112,15 @@ def test_the_nearest_good_one(run: RunFolder) -> None:
         os.unlink(f"{paths[sequence]}/manifest.json")
     assert nearest_good(paths[9]) is None
     assert "no good one" in (nothing_else(damage_of(paths[9]), Resolution(None, 3, near)).hint or "")
+
+
+def test_neither_path_nor_checksums_are_said_twice(run: RunFolder) -> None:
+    bad = save(run, 2)
+    why = f"{bad}/state.ckpt is damaged: found the checksum xxh3_64:12, expected xxh3_64:34"
+    told = quarantine(run, Damage(bad, "state.ckpt", why, "xxh3_64:34", "xxh3_64:12"), "run-1")
+    assert told == (
+        f"{os.path.basename(bad)} is damaged, in two reads: state.ckpt is damaged: wrong checksum; in quarantine "
+        f"until `ckptrun verify {bad}` finds it good."
+    )
+    gone = Damage(bad, "manifest.json", f"{bad}: its manifest lists no state.ckpt")
+    assert "two reads: its manifest lists no state.ckpt; in" in quarantine(run, gone, "run-1")
