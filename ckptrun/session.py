@@ -691,8 +691,19 @@ class _Quiet:
         self._echo(text)
 
 
+class _Told:
+    """The bar, above which lines look like all others of ckptrun."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self.start, self.stop = display.start, display.stop
+
+    def say(self, text: str) -> None:
+        self._display.say(f"ckptrun: {text}")
+
+
 def _display(spec: SessionSpec, progress: Progress, metrics: Callable[[], dict[str, float]]) -> Display:
-    return _Quiet(spec.echo) if spec.make_display is None else spec.make_display(progress, metrics)
+    return _Quiet(spec.echo) if spec.make_display is None else _Told(spec.make_display(progress, metrics))
 
 
 def _ranks(

@@ -472,3 +472,22 @@ def test_init_from_is_for_fresh_starts(folder: RunFolder) -> None:
     result = run(folder, Rank(6), init_from="/some/weights.pt", reference="last")
     assert result.resolution is not None
     assert any("--init-from" in text for text in result.resolution.notices)
+
+
+class Shown:
+    """A bar that remembers what was said above it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def start(self) -> None: ...
+    def stop(self, final_line: str | None = None) -> None: ...
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_what_a_rank_says_looks_like_all_else(folder: RunFolder) -> None:
+    shown = Shown()
+    rank = Rank(5, then=lambda context: context.say("something"))
+    run(folder, rank, make_display=lambda *_: shown)
+    assert "ckptrun: something" in shown.lines

@@ -10,6 +10,7 @@ disk, another process that has taken the run over) nothing is deleted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from ckptrun.checkpoint.catalogue import Catalogue
@@ -20,6 +21,51 @@ from ckptrun.records import CheckpointRecord
 from ckptrun.run.evals import in_use
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import HELD_REASONS, Registry
+
+
+def freed(
+    catalogue: Catalogue,
+    registry: Registry,
+    before: list[dict[str, Any]],
+    now: list[dict[str, Any]],
+    head: CheckpointRecord,
+) -> dict[str, list[str]]:
+    """What is no longer wanted where callbacks keep fewer than before, by the callback's state key.
+
+    Args:
+        before: the callbacks' entries as the registry had them.
+        now: those of the callbacks as they are set now, with what they took over from before.
+    """
+    limits = {entry["state_key"]: entry.get("save_top_k", 1) for entry in before}
+    found = {}
+    for entry in now:
+        was, limit = limits.get(entry["state_key"], 0), entry.get("save_top_k", 1)
+        if limit == -1 or (was != -1 and was <= limit):
+            continue
+        others = [each for each in now if each is not entry]
+        names = {save["name"] for save in registry.saves} | set(entry.get("best_k") or {})
+        examined = [catalogue.examine(name) for name in sorted(names)]
+        records = [each for each in examined if isinstance(each, CheckpointRecord)]
+        goes = [
+            set(
+                names_to_delete(
+                    decide(records, head, replace(registry, callbacks=callbacks), run_id=registry.run_id)
+                )
+            )
+            for callbacks in (before, [*others, _cut(entry, limit)])
+        ]
+        found[entry["state_key"]] = sorted(goes[1] - goes[0])
+    return {key: names for key, names in found.items() if names}
+
+
+def _cut(entry: dict[str, Any], limit: int) -> dict[str, Any]:
+    """The entry once the callback keeps ``limit`` of its best, as it does with its next save."""
+    if limit == 0 or entry.get("monitor") is None:
+        return entry
+    best_k = entry.get("best_k") or {}
+    newest_first = list(best_k)[::-1]
+    order = sorted(newest_first, key=best_k.__getitem__, reverse=entry.get("mode") == "max")[:limit]
+    return {**entry, "best_k": {name: best_k[name] for name in order}}
 
 
 class Clearing:

@@ -18,6 +18,7 @@ from ckptrun.fit.capture import (
     restore_training,
     restore_weights,
 )
+from ckptrun.fit.clearing import freed
 from ckptrun.fit.random_state import capture_random_state, seed_everything
 from ckptrun.fit.sample_order import epoch_seed
 from ckptrun.records import CheckpointRecord, FreshStart, Stage
@@ -103,3 +104,19 @@ def _adopt(trainer: Trainer, resumed: CheckpointRecord) -> None:
     for callback in trainer.checkpoint_callbacks:
         if hasattr(callback, "adopt") and callback.state_key in entries:
             callback.adopt(resumed.path, entries[callback.state_key], step=resumed.step)
+    if trainer.is_global_zero:
+        _tell_what_goes(trainer, resumed)
+
+
+def _tell_what_goes(trainer: Trainer, resumed: CheckpointRecord) -> None:
+    """Say it where a callback's limit is a smaller one now: the next save deletes what is over it."""
+    service = trainer.checkpoints
+    now = {cb.state_key: cb.registry_entry() for cb in trainer.callbacks if hasattr(cb, "registry_entry")}
+    gone = freed(service.catalogue, service.registry, service.registry.callbacks, list(now.values()), resumed)
+    for key, names in gone.items():
+        what = "1 checkpoint" if len(names) == 1 else f"{len(names)} checkpoints"
+        trainer.context.say(
+            f"save_top_k is {now[key]['save_top_k']} now: {what} that {'is' if len(names) == 1 else 'are'} no longer "
+            f"wanted by any callback {'is' if len(names) == 1 else 'are'} deleted with the next save (`ckptrun keep` "
+            "protects one)."
+        )

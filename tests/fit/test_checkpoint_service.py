@@ -478,3 +478,26 @@ def test_nothing_is_deleted_where_the_registry_cannot_be_written(
     said = capsys.readouterr().err
     assert "another process has taken the run over" in said
     assert "Nothing is deleted" in said
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", None])
+def test_a_smaller_limit_says_what_goes(
+    tmp_path: Path, monitor: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(save_top_k: int, max_epochs: int, **options: Any) -> tuple[set[str], str]:
+        fit(
+            tmp_path,
+            ModelCheckpoint(monitor=monitor, save_top_k=save_top_k),
+            max_epochs=max_epochs,
+            **options,
+        )
+        return set(names(tmp_path)), capsys.readouterr().err
+
+    before, told = run(-1, 4)
+    assert "save_top_k" not in told
+    kept, told = run(1, 6, ckpt_path="last")
+    deleted = before - kept
+    assert len(deleted) >= 2
+    assert f"save_top_k is 1 now: {len(deleted)} checkpoints that are no longer wanted" in told
+    _, told = run(1, 7, ckpt_path="last")
+    assert "save_top_k" not in told
