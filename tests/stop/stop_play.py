@@ -99,8 +99,8 @@ def play(cell: Cell, start: Start, bases: Bases, project: Path, *, resume: bool)
         workers = len(live.survivors()) - launcher.num_processes
         if workers < 2 * launcher.num_ranks:
             trouble.append(f"{workers} loader workers at the gate, expected 2 a rank or more")
-    if phase.before is not None:
-        # Saves are written in the background.
+    if phase.before is not None and event.ends != "error":
+        # Saves are written in the background. An error does not wait at the gate, and lets them land.
         live.wait_for(lambda: _newest(project) == phase.before, what=f"{phase.before} is committed")
     if (event.ends == "killed" or event.sticks) and phase.at:
         live.wait_for_step(phase.at, "demo")  # its last word is up to a second old
