@@ -97,7 +97,7 @@ class RankContext:
         """
         reasons, self.reasons = self.reasons, []
         if reasons:
-            told = reasons[0] if len(reasons) == 1 else "\n  ".join(["this would not be exact:", *reasons])
+            told = "\n  and: ".join(reasons)  # whoever shows one line has the first of them
             raise IncompatibleError(f"--exact: {told}", hint="Restore what differs, or leave --exact out.")
 
     reasons: list[str] = field(default_factory=list)

@@ -252,7 +252,7 @@ def test_another_number_of_ranks_goes_on_from_the_same_sample(server: SharedServ
     assert stopped.outcome.step == 2
     refused = play(server, tmp_path, "demo", Work(), reference="last", num_ranks=1, exact=True)
     assert refused.code == 5
-    assert "written by 2 ranks and there are 1 now" in str(refused.outcome.error)
+    assert "written by 2 ranks and there is 1 now" in str(refused.outcome.error)
     done = play(
         server, tmp_path, "demo", Work(callbacks=Sees(tmp_path), options={"max_epochs": 1}), reference="last",
         num_ranks=1,
