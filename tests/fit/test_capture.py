@@ -139,7 +139,8 @@ def test_another_number_of_threads_is_said(tmp_path: Path, capsys: pytest.Captur
         fit(tmp_path, ckpt_path="last", num_threads=threads + 1)
     finally:
         torch.set_num_threads(threads)
-    assert f"with {threads} threads per rank and there are {threads + 1} now" in capsys.readouterr().err
+    before = "1 thread" if threads == 1 else f"{threads} threads"
+    assert f"with {before} per rank and there are {threads + 1} now" in capsys.readouterr().err
 
 
 def test_another_kind_of_loader_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
