@@ -137,7 +137,9 @@ def test_everything_that_differs_is_said_at_once(tmp_path: Path) -> None:
     other = Scenario(data=lambda: loader(batch_size=2))
     (tmp_path / "demo" / "logs" / "metrics.csv").write_bytes(b"step,loss\n" + b"0,1\n" * 100)
     was = files(tmp_path / "demo")
-    with pytest.raises(IncompatibleError, match=r"(?s)--exact: .*passed over.*\n  and: A step took 4 samples"):
+    with pytest.raises(
+        IncompatibleError, match=r"(?s)--exact: .*passed over.*\n  and: A step took 4 samples"
+    ):
         other.fit(tmp_path, "demo", OnExceptionCheckpoint(), ckpt_path="last", exact=True)
     now = files(tmp_path / "demo")
     assert now.keys() == was.keys()
