@@ -218,7 +218,9 @@ def first_step(command: Sequence[str], folder: Path) -> tuple[float, float]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if stepped_at is None:  # what comes after the first step is not measured; a rank may abort at its exit there
+    if (
+        stepped_at is None
+    ):  # what comes after the first step is not measured; a rank may abort at its exit there
         sys.exit(f"{' '.join(command)}: exit {code}\n{''.join(said)}")
     return stepped_at - started, cpu_s
 

@@ -40,6 +40,7 @@ class Model(Module):
             Path("waiting").touch()
             time.sleep(0.002)
         if self.global_step == 5 and Path("fill").exists():
+            self.trainer.checkpoints.settle()
             fill()
         return self.net(batch).pow(2).mean()
 
