@@ -67,10 +67,13 @@ def epochs(loader: Any, *which: int, seed: int = 3, batch: int = 0, **ranks: int
     """The batches of some epochs, from ``batch`` on in the first."""
     disturb_random()
     source = TrainSource(loader, seed=seed, **ranks)
-    return [
-        list(source._iterate(epoch, batch if epoch == which[0] else 0))  # as at a resume
-        for epoch in which
-    ]
+    try:
+        return [
+            list(source._iterate(epoch, batch if epoch == which[0] else 0))  # as at a resume
+            for epoch in which
+        ]
+    finally:
+        end_workers()  # as at the end of a run; left to the garbage collector, torch may not reach them any more
 
 
 MAKERS: dict[str, Callable[..., DataLoader[Any]]] = {
