@@ -274,7 +274,7 @@ class CheckpointService:
 
         def make() -> Ticket:
             sequence = self.registry.reserve_sequence(self._highest)
-            name = naming.folder_name(sequence, label or f"step-{key[0]:08d}")
+            name = naming.folder_name(sequence, label or naming.step_label(key[0]))
             return Ticket(name, f"{self.catalogue.path}/{name}", False, sequence)
 
         return self._shared(make)
@@ -676,17 +676,10 @@ class CheckpointService:
         if not self._writes:
             return
         try:
-            if self._still_ours():
+            if self._clearing.still_ours():
                 amend(path, change)
         except (OSError, DamagedCheckpointError) as error:
             self.trainer.context.say(f"{path}/{MANIFEST_NAME} could not be added to: {error}")
-
-    def _still_ours(self) -> bool:
-        """Whether this process may alter what is there: one that was overtaken while it saved must not."""
-        try:
-            return self.trainer.context.may_save()
-        except OSError:
-            return False  # what is not deleted now goes with a later save
 
     def _write_registry(self) -> None:
         if not self._writes:

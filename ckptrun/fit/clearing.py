@@ -126,7 +126,7 @@ class Clearing:
         head: CheckpointRecord | None,
         resumed: CheckpointRecord | None,
     ) -> None:
-        if not candidates or head is None or not self._still_ours():
+        if not candidates or head is None or not self.still_ours():
             return
         registry, folder = self._registry, self._run.checkpoints_dir
         known = registry.known()
@@ -164,8 +164,8 @@ class Clearing:
             self._context.say(f"{name} is no longer wanted and could not be deleted: {error.strerror}.")
             return None
 
-    def _still_ours(self) -> bool:
-        """Whether this process may delete: one that was overtaken while it saved must not."""
+    def still_ours(self) -> bool:
+        """Whether this process may alter or delete what is there: one that was overtaken while it saved must not."""
         try:
             return self._context.may_save()
         except OSError:
