@@ -1,7 +1,7 @@
 """How do a checkpoint's bytes get to the disk while training goes on?
 
-    training   ──step──┬─copy─┬──step──step──┬─took note─┬──step──
-    saver              └──────┴─write, fsync, commit──┘
+    training   ──step──┬─copy─┬──step──step──step──step──┬─took note─┬──step──
+    saver              └──────┴─write, fsync, commit, books──┘
 
 The rank that writes copies the state into buffers that it keeps, and a thread writes the copy: see
 :mod:`ckptrun.checkpoint.snapshot`. Where nothing moves on meanwhile (a stop, the end of training) the state is

@@ -5,29 +5,28 @@ reason for the same state is noted in the registry and not written again; and wh
 what replaces them is committed (:mod:`ckptrun.fit.clearing`).
 
 Saves that training goes on after are written in the background, one at a time (:mod:`ckptrun.fit.checkpoint_writer`).
-Until such a save has *landed* it is in nobody's books: the registry and the status do not name it, what it replaces
-stays, and a callback that entered it takes that back where it fails. The rank that writes takes note at the next
-boundary; with several ranks all of them learn how it ended when the next save begins, where they meet anyway.
+Until such a save is committed it is in nobody's books: the registry and the status do not name it, what it replaces
+stays, and a callback that entered it takes that back where it fails. The thread that writes it also enters it in the
+registry and deletes what it replaces. The training thread takes note at the next boundary; with several ranks all of
+them learn how it ended when the next save begins, where they meet anyway.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.commit import preflight
-from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest, amend, extend_line
-from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
+from ckptrun.checkpoint.manifest import Manifest, extend_line
 from ckptrun.checkpoint.safe_state import encode
 from ckptrun.checkpoint.state_file import ZIP_CRC
-from ckptrun.errors import DamagedCheckpointError, SaveError, UsageError
+from ckptrun.errors import SaveError
 from ckptrun.fit.capture import (
     Boundary,
     capture,
@@ -39,9 +38,10 @@ from ckptrun.fit.capture import (
     trained_tensors,
 )
 from ckptrun.fit.checkpoint_writer import CheckpointWriter
-from ckptrun.fit.clearing import Clearing
+from ckptrun.fit.flight import Flight, PositionKey, Ticket
+from ckptrun.fit.save_books import SaveBooks, noted_again
 from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason, StopReason
-from ckptrun.run.registry import DamagedRegistryError, Registry
+from ckptrun.run.registry import Registry
 
 if TYPE_CHECKING:
     from ckptrun.fit.trainer import Trainer
@@ -51,18 +51,7 @@ if TYPE_CHECKING:
 # Saves after which training goes on; before the others nothing more happens.
 _IN_THE_BACKGROUND = frozenset({SaveReason.PERIODIC, SaveReason.BEST, SaveReason.MANUAL})
 
-_Key = tuple[int, int, int, str]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A name for a save that is about to be made; ``exists`` where this very state is saved already."""
-
-    name: str
-    path: str
-    exists: bool
-    sequence: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,30 +59,7 @@ class _Saved:
     """Which state a checkpoint holds."""
 
     record: CheckpointRecord
-    key: _Key
-
-
-@dataclass
-class _Flight:
-    """A save that a thread is writing, and what waits for its end."""
-
-    ticket: Ticket
-    key: _Key | None  # of the state it holds, where training can go on from it
-    owner: str | None
-    size_bytes: int
-    blocked_s: float  # for which training stood still
-    entries: list[dict[str, Any]]  # what callbacks want, for the manifest
-    reasons: list[tuple[SaveReason, str | None]] = field(default_factory=list)  # further ones, and whose
-    drops: list[str] = field(default_factory=list)  # what goes once it has landed
-    undo: list[Callable[[], None]] = field(default_factory=list)  # what was entered for it
-    noted: bool = False  # this rank has seen how it ended
-    record: CheckpointRecord | None = None
-    # Between the thread that writes and the one that trains:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    closed: bool = False  # its manifest is written: a further reason comes too late for it
-    ended: bool = False
-    path: str | None = None  # once it has ended well
-    serves: int = 0  # the requests to save, counted from the run's start, that it answers
+    key: PositionKey
 
 
 class CheckpointService:
@@ -103,11 +69,11 @@ class CheckpointService:
         self.trainer = trainer
         self.run = run
         self.catalogue = Catalogue(run.checkpoints_dir)
-        self.registry = self._load_registry()
+        self.books = SaveBooks(trainer.context, run, self.catalogue)
         self.head: CheckpointRecord | None = None  # the newest committed checkpoint of this line
         self.resumed: CheckpointRecord | None = None
         self.writer = CheckpointWriter(trainer.context, run.checkpoints_dir)
-        self._flight: _Flight | None = None  # on every rank, until all know how it ended
+        self._flight: Flight | None = None  # on every rank, until all know how it ended
         self.landed = False  # the save in flight has ended and nobody took note; looked at at each boundary
         self.saved_s = 0.0  # seconds that training stood still for saving
         self._last: _Saved | None = None  # from which training can go on exactly
@@ -117,21 +83,11 @@ class CheckpointService:
         self.alone = False  # another rank has failed: nobody is asked or waited for
         self._highest = self.catalogue.highest_sequence()
         self.boundary_keeper: Callable[[], None] | None = None
-        self._clearing = Clearing(trainer.context, run, self.catalogue, self.registry, self._entries)
 
-    def _load_registry(self) -> Registry:
-        try:
-            registry = Registry.load(self.run.registry)
-        except FileNotFoundError:
-            registry = rebuild_registry(self.catalogue, run_id=self.trainer.context.run_id)
-        except DamagedRegistryError as error:
-            self.trainer.context.say(
-                f"{error}; it is rebuilt from the manifests. Pins, keeps and quarantine are lost."
-            )
-            registry = rebuild_registry(self.catalogue, run_id=self.trainer.context.run_id)
-        registry.run_id = self.trainer.context.run_id
-        catch_up(registry, self.catalogue)
-        return registry
+    @property
+    def registry(self) -> Registry:
+        """What the run's callbacks and its user decided, as this attempt knows it."""
+        return self.books.registry
 
     @property
     def quarantined(self) -> Collection[str]:
@@ -183,16 +139,8 @@ class CheckpointService:
         callbacks = self._entries()
         if any(entry.get("on_exception") for entry in callbacks):
             self.boundary_keeper = self._keep_step
-        if self._writes and (callbacks != self.registry.callbacks or self.registry.finished is not None):
-            self.registry.callbacks = callbacks
-            self.registry.finished = None
-            try:
-                self.registry.save(self.run.registry)
-            except OSError as error:
-                raise UsageError(
-                    f"{self.run.registry} cannot be written: {error.strerror or error}.",
-                    hint="Check the folder's permissions and the space on its disk.",
-                ) from error
+        if self._writes:
+            self.books.register(callbacks)
 
     def begin_from(self, record: CheckpointRecord) -> None:
         """Training goes on from ``record``: its state need not be saved again."""
@@ -221,7 +169,7 @@ class CheckpointService:
 
     # -- boundaries ------------------------------------------------------------------------------------
 
-    def _key(self) -> _Key:
+    def _key(self) -> PositionKey:
         loop = self.trainer.fit_loop
         assert loop is not None
         boundary = self._held()
@@ -288,6 +236,7 @@ class CheckpointService:
         weights_only: bool = False,
         on_exception: bool = False,
         undo: Callable[[], None] | None = None,
+        replaces: Collection[str] = (),
     ) -> bool:
         """Write and commit, or note a further reason for a state that is saved already.
 
@@ -296,6 +245,7 @@ class CheckpointService:
 
         Args:
             undo: called where this returned True and the save failed all the same.
+            replaces: names of checkpoints that the owner no longer wants once this one is committed.
 
         Returns:
             False where it failed and ``run.on_save_error`` lets training go on.
@@ -310,7 +260,7 @@ class CheckpointService:
         if not loop.ready and not ticket.exists:
             return False  # what is restored by half is not saved
         if ticket.exists:
-            self._note_again(ticket, reason, owner, undo)
+            self._note_again(ticket, reason, owner, undo, replaces)
             return True
         if self._key()[0] == 0:
             return False  # no update was made yet, so there is no boundary
@@ -329,14 +279,16 @@ class CheckpointService:
         key = self._key() if exact and not weights_only else None
         started = time.monotonic()
         self.trainer.context.saving(True)
-        flight: _Flight | None = None
+        flight: Flight | None = None
         written: Manifest | None = None
         try:
             rank_states = self._rank_states(boundary)
             state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
             manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)
             if self.trainer.context.async_save and reason in _IN_THE_BACKGROUND and not self.alone:
-                flight = _Flight(ticket, key, owner, size_of(state), 0.0, self._entries())
+                flight = Flight(
+                    ticket, key, owner, size_of(state), self._entries(), self.resumed, [*replaces]
+                )
                 flight.undo += [] if undo is None else [undo]
                 if self._writes:
                     self.writer.begin(
@@ -363,39 +315,41 @@ class CheckpointService:
         record = written.to_record(ticket.path)
         self._take_over(record, key)
         if self._writes:
-            self._enter(record, owner, written.save_s)
-            self._clearing.drop_old(self.head, self.resumed)
+            self.books.enter(record, owner, written.save_s, self._entries())
+            self._clear(replaces)
             self._announce(record, written.save_s, blocked_s)
         return True
 
     def _note_again(
-        self, ticket: Ticket, reason: SaveReason, owner: str | None, undo: Callable[[], None] | None
+        self,
+        ticket: Ticket,
+        reason: SaveReason,
+        owner: str | None,
+        undo: Callable[[], None] | None,
+        replaces: Collection[str],
     ) -> None:
         flight = self._flight
         if flight is not None and flight.ticket.name == ticket.name:
             flight.undo += [undo] if undo is not None else []
-            if self._joins(flight, reason, owner):
+            if self._joins(flight, reason, owner, replaces):
                 return
             if flight.record is None:
                 return  # it failed; the other ranks learn it, and all take back what was entered, at the next save
             self._newest = flight.record
         else:
             self._newest = self._last.record if self._last is not None else None
-        self.registry.note_again(ticket.name, reason, owner, job=self.trainer.context.job)
-        self._keep_notes(ticket.path, [(reason, owner)])
-        self._write_registry()
         if self._writes:
-            self._clearing.drop_old(self.head, self.resumed)
+            self.books.enter_again(ticket.name, ticket.path, reason, owner, self._entries())
+            self._clear(replaces)
 
-    def _joins(self, flight: _Flight, reason: SaveReason, owner: str | None) -> bool:
+    def _joins(
+        self, flight: Flight, reason: SaveReason, owner: str | None, replaces: Collection[str]
+    ) -> bool:
         """Whether a further reason still gets into the manifest that is being written; else how it ended is noted."""
         if not self._writes:
             return True
-        with flight.lock:
-            if not flight.closed:
-                flight.reasons.append((reason, owner))
-                flight.entries = self._entries()
-                return True
+        if flight.joins(reason, owner, self._entries(), replaces):
+            return True
         self._note_end()  # a moment, now
         return False
 
@@ -403,35 +357,44 @@ class CheckpointService:
         """``owner`` no longer wants ``name``; it goes if nobody else does, and once what replaces it is committed."""
         if not self._writes:
             return
-        if self._flight is not None and not self._flight.noted:
-            self._flight.drops.append(name)
-            return
-        self._write_registry()
-        self._clearing.drop([name], self.head, self.resumed)
+        flight = self._flight
+        if flight is not None and not flight.noted:
+            if flight.drops(name, self._entries()):
+                return
+            self._note_end()
+        self.books.drop(name, self._entries(), self.head, self.resumed)
+
+    def _clear(self, names: Collection[str] = ()) -> None:
+        """What a callback no longer wants goes, and what earlier saves for a stop, or a killed attempt, left."""
+        self.books.clear(names, self._entries(), self.head, self.resumed)
 
     # -- the save in flight ------------------------------------------------------------------------------
 
-    def _last_word(self, flight: _Flight, manifest: Manifest) -> Manifest:
+    def _last_word(self, flight: Flight, manifest: Manifest) -> Manifest:
         """In the writer's thread: who else wanted this state belongs to it, whatever happens after the commit."""
-        with flight.lock:
-            flight.closed = True
-            return _noted_again(
-                replace(manifest, callbacks=tuple(flight.entries)), self._notes(flight.reasons)
-            )
+        entries, reasons = flight.close_manifest()
+        return noted_again(replace(manifest, callbacks=tuple(entries)), self.books.notes(reasons))
 
-    def _ended(self, flight: _Flight, written: Manifest | None) -> None:
-        """In the writer's thread: how it ended can be asked for. Who waits for it hears of it without delay."""
-        with flight.lock:
-            flight.closed = flight.ended = True
-            flight.path = None if written is None else flight.ticket.path
-        self.trainer.context.saving(False)
-        self._answer(flight)
-        self.landed = True
+    def _ended(self, flight: Flight, written: Manifest | None) -> None:
+        """In the writer's thread: enter it, delete what it replaces, and tell whoever waits for it without delay."""
+        try:
+            if written is not None:
+                record = written.to_record(flight.ticket.path)
+                self.books.enter(record, flight.owner, written.save_s, *flight.close_manifest())
+                entries, drops = flight.close_drops()
+                self.books.clear(drops, entries, record, flight.resumed)
+                self.writer.look_ahead(flight.size_bytes)
+                flight.record = record
+        finally:
+            count = flight.end()
+            self.trainer.context.saving(False)
+            if count:
+                self._serve(flight, count)
+            self.landed = True
 
-    def _answer(self, flight: _Flight) -> None:
-        if flight.ended and flight.serves:
-            count, flight.serves = flight.serves, 0
-            self.trainer.context.save_served(flight.path, self.save_error, count)
+    def _serve(self, flight: Flight, count: int) -> None:
+        path = None if flight.record is None else flight.ticket.path
+        self.trainer.context.save_served(path, self.save_error, count)
 
     def attend(self) -> None:
         """The save in flight has ended: take note, as far as this rank can do that by itself.
@@ -499,34 +462,17 @@ class CheckpointService:
             self.landed = False
         if written is None:
             return None
-        record = flight.record = written.to_record(flight.ticket.path)
-        self._take_over(record, flight.key)
-        self._enter(record, flight.owner, written.save_s, flight.reasons)
-        self._clearing.drop(flight.drops, self.head, self.resumed)
-        self._clearing.drop_old(self.head, self.resumed)
-        self._announce(record, written.save_s, flight.blocked_s)
-        self.writer.look_ahead(flight.size_bytes)
-        return record
+        assert flight.record is not None
+        self._take_over(flight.record, flight.key)
+        self._announce(flight.record, written.save_s, flight.blocked_s)
+        return flight.record
 
-    def _take_over(self, record: CheckpointRecord, key: _Key | None) -> None:
+    def _take_over(self, record: CheckpointRecord, key: PositionKey | None) -> None:
         """``record`` is committed and the newest."""
         self.head = self._newest = record
         self._highest = record.sequence
         if key is not None:
             self._last = _Saved(record, key)
-
-    def _enter(
-        self,
-        record: CheckpointRecord,
-        owner: str | None,
-        save_s: float,
-        further: Sequence[tuple[SaveReason, str | None]] = (),
-    ) -> None:
-        """Into the registry, on the rank that writes."""
-        self.registry.note_saved(record, [owner] if owner else [], save_s=save_s)
-        for reason, other in further:
-            self.registry.note_again(record.name, reason, other, job=self.trainer.context.job)
-        self._write_registry()
 
     def _announce(self, record: CheckpointRecord, save_s: float, blocked_s: float) -> None:
         self.trainer.context.saved(
@@ -561,12 +507,8 @@ class CheckpointService:
             saved = self.save(self.reserve(), reason=reason)
         newest = self._newest
         if finished_by is not None and saved and newest is not None:
-            if self._writes:
-                self._clearing.drop_old(
-                    self.head, self.resumed
-                )  # what an attempt that was killed had no time to delete
             options = self.trainer.options
-            self.registry.finished = {
+            finished = {
                 "sequence": newest.sequence,
                 "name": newest.name,
                 "by": finished_by,
@@ -574,9 +516,9 @@ class CheckpointService:
                 "max_epochs": options.max_epochs,
                 "max_time_s": options.max_time_s,
             }
-            ended = self.registry.finished
-            self._amend(newest.path, lambda manifest: replace(manifest, finished=ended))
-            self._write_registry()
+            if self._writes:
+                self._clear()
+                self.books.finish(newest.path, finished, self._entries())
         return saved
 
     def first_step_done(self) -> None:
@@ -601,11 +543,8 @@ class CheckpointService:
         saved = self.save(self.reserve(), reason=SaveReason.MANUAL)
         flight = self._flight
         if flight is not None:
-            with flight.lock:
-                flight.serves = count
-                ended = flight.ended
-            if ended:
-                self._answer(flight)
+            if not flight.answers(count):
+                self._serve(flight, count)
             return
         path = self._newest.path if saved and self._newest is not None else None
         self.trainer.context.save_served(path, self.save_error, count)
@@ -661,89 +600,8 @@ class CheckpointService:
             extra={"zip_crc": ZIP_CRC},
         )
 
-    def _keep_notes(self, path: str, reasons: Sequence[tuple[SaveReason, str | None]]) -> None:
-        """Further reasons for a state that is saved, into its manifest."""
-        notes = self._notes(reasons)
-        if notes:
-            self._amend(path, lambda manifest: _noted_again(manifest, notes))
 
-    def _notes(self, reasons: Sequence[tuple[SaveReason, str | None]]) -> list[dict[str, Any]]:
-        job = self.trainer.context.job
-        return [{"reason": str(reason), "owner": owner, "job": job} for reason, owner in reasons]
-
-    def _amend(self, path: str, change: Callable[[Manifest], Manifest]) -> None:
-        """Keep with the checkpoint what the registry is told now, so that it can be rebuilt from the manifests."""
-        if not self._writes:
-            return
-        try:
-            if self._clearing.still_ours():
-                amend(path, change)
-        except (OSError, DamagedCheckpointError) as error:
-            self.trainer.context.say(f"{path}/{MANIFEST_NAME} could not be added to: {error}")
-
-    def _write_registry(self) -> None:
-        if not self._writes:
-            return
-        self.registry.callbacks = self._entries()
-        try:
-            self.registry.save(self.run.registry)
-        except OSError as error:
-            # What is committed is committed: the registry is completed from the manifests by the next reader.
-            self.trainer.context.say(f"{self.run.registry} could not be written: {error.strerror}.")
-
-
-class NoCheckpoints(CheckpointService):
-    """``fast_dev_run`` and evaluation: nothing is written; callbacks find every state saved already."""
-
-    save_error = None
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.alone = self.landed = False
-        self.saved_s = 0.0
-        self.head = self.resumed = None
-        self.boundary_keeper = None
-
-    def begin(self) -> None: ...
-    def begin_from(self, record: CheckpointRecord) -> None: ...
-    def try_out(self) -> None: ...
-    def keep_boundary(self) -> None: ...
-    def moved_on(self) -> None: ...
-
-    def attend(self) -> None: ...
-    def make_room(self) -> None: ...
-    def settle(self) -> None: ...
-    def first_step_done(self) -> None: ...
-
-    def weights_were_swapped(self) -> bool:
-        return False
-
-    def reserve(self, label: str | None = None) -> Ticket:
-        return Ticket("", "", True)
-
-    def save(self, ticket: Ticket, **options: Any) -> bool:
-        return False
-
-    def drop(self, name: str, owner: str) -> None: ...
-
-    def save_boundary(self, reason: SaveReason, *, finished_by: str | None = None) -> bool:
-        return False
-
-    def serve_save_request(self, count: int) -> None:
-        self.trainer.context.save_served(None, "nothing is saved here", count)
-
-    def save_for_stop(self, request: StopRequest) -> None: ...
-
-
-def _noted_again(manifest: Manifest, notes: Sequence[dict[str, Any]]) -> Manifest:
-    """``manifest`` with further reasons for its state; unchanged where it says so already."""
-    first = manifest.saved_for[0] if manifest.saved_for else None
-    own = {"reason": manifest.reason, "owner": first, "job": manifest.job}
-    new = tuple(note for note in notes if note != own and note not in manifest.noted)
-    return replace(manifest, noted=(*manifest.noted, *new))
-
-
-def _key_of(position: dict[str, Any]) -> _Key:
+def _key_of(position: dict[str, Any]) -> PositionKey:
     return position["global_step"], position["epoch"], position["batch"], position["point"]
 
 

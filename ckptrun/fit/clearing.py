@@ -9,7 +9,7 @@ disk, another process that has taken the run over) nothing is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -69,47 +69,38 @@ def _cut(entry: dict[str, Any], limit: int) -> dict[str, Any]:
 
 
 class Clearing:
-    """Deletes what nobody wants any more; belongs to the rank that writes.
-
-    Args:
-        entries: the callbacks' entries for the registry, as they are now.
-    """
+    """Deletes what nobody wants any more; belongs to the rank that writes."""
 
     def __init__(
-        self,
-        context: RankContext,
-        run: RunFolder,
-        catalogue: Catalogue,
-        registry: Registry,
-        entries: Callable[[], list[dict[str, Any]]],
+        self, context: RankContext, run: RunFolder, catalogue: Catalogue, registry: Registry
     ) -> None:
         self._context = context
         self._run = run
         self._catalogue = catalogue
         self._registry = registry
-        self._entries = entries
         # What an evaluation read or an attempt began from when it was not wanted any more. At the beginning all are
         # looked at: an attempt that was killed may have had no time to.
         self._look_again = {save["name"] for save in registry.saves}
 
-    def drop(
+    def clear(
         self, names: Iterable[str], head: CheckpointRecord | None, resumed: CheckpointRecord | None
     ) -> None:
-        """Delete of these what nobody wants.
+        """Delete of ``names`` what nobody wants; and of the saves for a stop, an exception or a walltime those that
+        a newer one of their kind replaces; and what an evaluation or this attempt's start kept from going before.
 
         Args:
+            names: what a callback no longer wants.
             head: the newest committed checkpoint, which replaces what goes.
             resumed: what this attempt began from.
         """
-        examined = [self._catalogue.examine(name) for name in names]
+        looked_at = dict.fromkeys([*names, *self._old()])
+        examined = [self._catalogue.examine(name) for name in looked_at]
         self._delete([each for each in examined if isinstance(each, CheckpointRecord)], head, resumed)
 
-    def drop_old(self, head: CheckpointRecord | None, resumed: CheckpointRecord | None) -> None:
-        """Saves for a stop, an exception or a walltime go once a newer one of their kind is committed; and what an
-        evaluation or this attempt's start kept from going before."""
+    def _old(self) -> list[str]:
         registry = self._registry
         held = set(registry.holds.values())
-        old = [
+        return [
             save["name"]
             for save in registry.saves
             if save["name"] not in held
@@ -118,7 +109,6 @@ class Clearing:
                 or not HELD_REASONS.isdisjoint((save["reason"], *save["notes"]))
             )
         ]
-        self.drop(old, head, resumed)
 
     def _delete(
         self,
@@ -146,7 +136,6 @@ class Clearing:
                 if not names:
                     return
                 registry.forget(names)
-                registry.callbacks = self._entries()
                 registry.write(self._run.registry)
                 trash = [self._take_away(folder, name) for name in names]
         except OSError as error:

@@ -21,7 +21,7 @@ import torch
 from ckptrun.errors import CkptrunError, MisconfigurationException, RanksDisagreeError
 from ckptrun.fit.agreement import Agreement, Wish
 from ckptrun.fit.callback import Callback
-from ckptrun.fit.checkpoints import CheckpointService, NoCheckpoints
+from ckptrun.fit.checkpoints import CheckpointService
 from ckptrun.fit.configured import Configured, configured
 from ckptrun.fit.context import RankContext
 from ckptrun.fit.data import TrainSource, as_loaders
@@ -32,6 +32,7 @@ from ckptrun.fit.hooks import PARTS, Hooks, Part, overridden
 from ckptrun.fit.loader_workers import end_workers
 from ckptrun.fit.logs import Logs
 from ckptrun.fit.module import DataHooks, Module
+from ckptrun.fit.no_checkpoints import NoCheckpoints
 from ckptrun.fit.optimizers import CountedOptimizer, LRSchedulerConfig, parse_configured
 from ckptrun.fit.options import TrainerOptions
 from ckptrun.fit.precision import make_precision

@@ -18,7 +18,7 @@ from ckptrun.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.state_file import read_state
 from ckptrun.errors import SaveError
-from ckptrun.fit import checkpoint_writer
+from ckptrun.fit import checkpoint_writer, clearing
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry
 from ckptrun.run.status import read_status
@@ -361,6 +361,25 @@ def test_the_policy_to_stop_does_not_take_the_last_checkpoint_away(
         )
     assert committed(tmp_path) == [3]
     assert "commit 1 failed" in capsys.readouterr().err
+
+
+def test_training_goes_on_while_what_was_replaced_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry's writes and the deletion belong to the save: training does not wait for a slow disk there."""
+    further, removed = threading.Event(), []
+
+    def slowly(path: str) -> None:
+        removed.append((path, further.wait(60)))
+        remove(path)
+
+    remove = clearing.remove
+    monkeypatch.setattr(clearing, "remove", slowly)
+    # The save at step 6 replaces the one at step 3; two more steps are made before its deletion gets on.
+    watch = Watch((8, lambda trainer: further.set()))
+    fit(tmp_path, ModelCheckpoint(every_n_train_steps=3, save_top_k=1), watch, max_steps=9)
+    assert removed[0][1], "training waited for the deletion"
+    assert committed(tmp_path) == named(tmp_path) == [9]
 
 
 def test_switched_off_training_waits(tmp_path: Path, disk: SlowDisk) -> None:

@@ -49,13 +49,23 @@ class Service:
         if undo is not None:
             undo()
 
-    def save(self, ticket: Any, *, reason: SaveReason, owner: str, undo: Any = None, **options: Any) -> bool:
+    def save(
+        self,
+        ticket: Any,
+        *,
+        reason: SaveReason,
+        owner: str,
+        undo: Any = None,
+        replaces: Any = (),
+        **options: Any,
+    ) -> bool:
         if self.fails_later:
             self.undo, self.fails_later = undo, False
             return True
         if isinstance(self.outcome, Exception):
             raise self.outcome
         if self.outcome:
+            self.dropped += replaces
             callback = next(c for c in self.trainer.callbacks if c.state_key == owner)
             self._key = self.trainer.global_step
             self.saves.append(
@@ -65,9 +75,6 @@ class Service:
                 )
             )  # fmt: skip
         return self.outcome
-
-    def drop(self, name: str, owner: str) -> None:
-        self.dropped.append(name)
 
     def examine(self, name: str) -> CheckpointRecord | RejectedRecord:
         there = name in {save.name for save in self.saves} - set(self.dropped)

@@ -256,13 +256,15 @@ class ModelCheckpoint(CheckpointBooks):
     # -- saving ------------------------------------------------------------------------------------
 
     def _save(self, trainer: Trainer, *, top_k: bool) -> None:
+        self._deferred = False
+        if not self.save_last and not (top_k and self.save_top_k != 0):
+            return  # before a save in flight is waited for
         # First: where the save before fails, what was entered for it is taken back, and this state may be the better.
         trainer.checkpoints.make_room()
         score = self._score(trainer) if top_k and self.save_top_k != 0 and self.monitor is not None else None
         enters = top_k and self.save_top_k != 0 and (self.monitor is None or self._beats_kth(score))
         if self.verbose and score is not None and not enters:
             self._say(trainer, f"{self.monitor} {float(score):.5f} was not in top {self.save_top_k}")
-        self._deferred = False
         if not enters and not self.save_last:
             return
         ticket = trainer.checkpoints.reserve(self._label(trainer))
@@ -282,13 +284,11 @@ class ModelCheckpoint(CheckpointBooks):
                 owner=self.state_key,
                 weights_only=self.save_weights_only,
                 undo=lambda: self._roll_back(before),
+                replaces=[os.path.basename(path) for path in self._given_up(before)],
             )
         finally:
             if not saved:
                 self._roll_back(before)
-        if saved:
-            for path in self._given_up(before):
-                trainer.checkpoints.drop(os.path.basename(path), self.state_key)
 
     def _standing(self, score: Tensor | None) -> str:
         if score is None or self.best_model_score is None:
