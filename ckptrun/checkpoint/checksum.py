@@ -16,7 +16,7 @@ import ctypes
 import errno
 import functools
 import io
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import xxhash
 
@@ -42,6 +42,14 @@ class RawReader(Protocol):
     def readinto(self, buffer: bytearray, /) -> int | None: ...
 
 
+class RawWriter(Protocol):
+    """A binary file opened without buffering, or what stands before one."""
+
+    def write(self, data: memoryview, /) -> int | None: ...
+
+    def fileno(self) -> int: ...
+
+
 class HashingWriter(io.RawIOBase):
     """A binary stream that hashes and counts what goes through it to ``raw``, a file opened without
     buffering.
@@ -51,7 +59,7 @@ class HashingWriter(io.RawIOBase):
     caller needs the first cause. It cannot seek: a hash is of the bytes in their order.
     """
 
-    def __init__(self, raw: IO[bytes], path: str) -> None:
+    def __init__(self, raw: RawWriter, path: str) -> None:
         super().__init__()
         self._raw = raw
         self._path = path

@@ -39,6 +39,7 @@ from ckptrun import faults
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.checksum import HashingWriter
 from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ckptrun.checkpoint.past_cache import PastCacheWriter
 from ckptrun.errors import CkptrunError, SaveError
 from ckptrun.records import FileRecord
 from ckptrun.storage.files import fsync_dir
@@ -60,6 +61,7 @@ def commit(
     *,
     needed_bytes: int | None = None,
     last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+    past_cache: bool = False,
 ) -> Manifest:
     """Write a checkpoint and commit it; the module's docstring draws the steps.
 
@@ -74,6 +76,7 @@ def commit(
         needed_bytes: what the files take at least. Where that certainly does not fit nothing is begun, for a disk
             that is filled to the brim fails everybody else who writes to it.
         last_word: called once the files are written, with the manifest that is about to be.
+        past_cache: leave the kernel's page cache and the processors to those who work meanwhile.
 
     Returns:
         The manifest as it was written.
@@ -93,7 +96,9 @@ def commit(
         os.mkdir(temporary)
         standing = temporary
         faults.reach("commit:temp-made", temporary)
-        records = tuple(write_file(temporary, path, writer) for path, writer in files.items())
+        records = tuple(
+            write_file(temporary, path, writer, past_cache=past_cache) for path, writer in files.items()
+        )
         whole = replace(
             manifest,
             files=records,
@@ -121,12 +126,13 @@ def commit(
     return whole
 
 
-def write_file(folder: str, path: str, writer: Writer) -> FileRecord:
+def write_file(folder: str, path: str, writer: Writer, *, past_cache: bool = False) -> FileRecord:
     """Write one file of a checkpoint, hash it on the way, and make its bytes durable (not yet its name).
 
     Args:
         folder: the temporary folder of the checkpoint.
         path: the file's path inside it; folders on the way are made.
+        past_cache: as for :func:`commit`.
 
     Raises:
         OSError: it could not be written.
@@ -137,7 +143,8 @@ def write_file(folder: str, path: str, writer: Writer) -> FileRecord:
     if os.path.dirname(path):
         os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(target, "xb", buffering=0) as raw:
-        stream = HashingWriter(raw, target)
+        around = PastCacheWriter(raw) if past_cache else None
+        stream = HashingWriter(raw if around is None else around, target)
         try:
             with stream:
                 writer(cast(BinaryIO, stream))
@@ -147,6 +154,8 @@ def write_file(folder: str, path: str, writer: Writer) -> FileRecord:
             raise
         if stream.error is not None:
             raise stream.error
+        if around is not None:
+            around.finish()
         faults.reach("commit:file-written", target)
         os.fsync(raw.fileno())
     faults.reach("commit:file-synced", target)

@@ -63,11 +63,14 @@ class CheckpointWriter:
         rank_states: list[Any],
         manifest: Manifest,
         last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        *,
+        beside_training: bool = False,
     ) -> Manifest | None:
         """Write and commit now.
 
         Args:
             last_word: as :func:`ckptrun.checkpoint.commit.commit` has it.
+            beside_training: training goes on meanwhile, and is to lose as little as can be.
 
         Returns:
             The manifest as it was written; None where it failed and ``run.on_save_error`` lets training go on.
@@ -79,7 +82,7 @@ class CheckpointWriter:
         if not manifest.weights_only:
             for rank_state in rank_states:
                 files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
-        return self._commit(name, files, manifest, size_of(state), last_word)
+        return self._commit(name, files, manifest, size_of(state), last_word, past_cache=beside_training)
 
     def begin(
         self,
@@ -111,7 +114,7 @@ class CheckpointWriter:
             def work() -> Manifest | None:
                 written = None
                 try:
-                    written = self.write(name, copied, copied_ranks, noted, last_word)
+                    written = self.write(name, copied, copied_ranks, noted, last_word, beside_training=True)
                     return written
                 finally:
                     ended(written)
@@ -136,6 +139,8 @@ class CheckpointWriter:
         manifest: Manifest,
         needed_bytes: int,
         last_word: Callable[[Manifest], Manifest],
+        *,
+        past_cache: bool,
     ) -> Manifest | None:
         policy = self._context.on_save_error
         waits = _RETRY_AFTER_S if policy == "retry" else ()
@@ -146,7 +151,13 @@ class CheckpointWriter:
                     self._context.say(f"{name} is not written: {self.error}.")
                     return None
                 written = commit(
-                    self._folder, name, files, manifest, needed_bytes=needed_bytes, last_word=last_word
+                    self._folder,
+                    name,
+                    files,
+                    manifest,
+                    needed_bytes=needed_bytes,
+                    last_word=last_word,
+                    past_cache=past_cache,
                 )
                 self.error = None
                 return written
