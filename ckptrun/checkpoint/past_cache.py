@@ -21,6 +21,9 @@ from typing import IO, Final
 BLOCK_BYTES: Final = 4 << 20
 """So much is written by one call; a multiple of every disk's sector."""
 
+# Kept for the next file: a page that is touched first has to be cleared, or got from the host, by the kernel.
+_kept_blocks: Final[list[memoryview]] = []
+
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)  # Linux
 
 
@@ -35,7 +38,10 @@ class PastCacheWriter:
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._fd = raw.fileno()
-        self._view = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # which begins at a page
+        try:
+            self._view = _kept_blocks.pop()
+        except IndexError:
+            self._view = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # which begins at a page
         self._filled = 0
         self._direct = False
         self._untried = bool(_O_DIRECT)
@@ -56,13 +62,16 @@ class PastCacheWriter:
         return count
 
     def finish(self) -> None:
-        """Write what is left, which is no whole block, through the cache.
+        """Write what is left, which is no whole block, through the cache. Nothing can be written after it.
 
         Raises:
             OSError: as :meth:`write`.
         """
         self._through_cache()
         self._hand_on()
+        if not _kept_blocks:
+            _kept_blocks.append(self._view)
+        self._view = memoryview(bytearray())
 
     def fileno(self) -> int:
         return self._fd
