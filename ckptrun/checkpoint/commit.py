@@ -26,11 +26,12 @@ to look into.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC, ENOTSUP
 from typing import BinaryIO, Final, cast
@@ -51,6 +52,19 @@ _ROOM: Final = (
     "Free space on that disk, keep fewer checkpoints (save_top_k of ModelCheckpoint), "
     "or put run.root on another."
 )
+
+
+# Of files that are being written. A loader worker that is forked meanwhile would hold them open, and with them the
+# space of a checkpoint that has long been deleted.
+_being_written: Final[set[int]] = set()
+
+
+def _leave_to_the_parent() -> None:
+    while _being_written:
+        os.close(_being_written.pop())
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def commit(
@@ -142,7 +156,7 @@ def write_file(folder: str, path: str, writer: Writer, *, past_cache: bool = Fal
     target = os.path.join(folder, path)
     if os.path.dirname(path):
         os.makedirs(os.path.dirname(target), exist_ok=True)
-    with open(target, "xb", buffering=0) as raw:
+    with open(target, "xb", buffering=0) as raw, _unshared(raw.fileno()):
         around = PastCacheWriter(raw) if past_cache else None
         stream = HashingWriter(raw if around is None else around, target)
         try:
@@ -160,6 +174,15 @@ def write_file(folder: str, path: str, writer: Writer, *, past_cache: bool = Fal
         os.fsync(raw.fileno())
     faults.reach("commit:file-synced", target)
     return FileRecord(path=path, size_bytes=stream.size_bytes, checksum=stream.checksum())
+
+
+@contextlib.contextmanager
+def _unshared(fd: int) -> Iterator[None]:
+    _being_written.add(fd)
+    try:
+        yield
+    finally:
+        _being_written.discard(fd)
 
 
 def preflight(folder: str, needed_bytes: int) -> str | None:

@@ -3,7 +3,8 @@
 Decision: the order of samples is a function of (seed, epoch), so a position is two numbers and skipping costs no
 data loading. A DataLoader with one of torch's own samplers is rebuilt around :class:`EpochBatchSampler`; a sampler
 of the user's is replayed on its indices; a loader or an iterable dataset with ``state_dict`` (torchdata's protocol)
-restores itself; a sequence is sliced; any other iterable is read again up to the position, and that is said.
+restores itself, torchdata's loader only where its dataset is iterable; a sequence is sliced; any other iterable is
+read again up to the position, and that is said.
 Generators that hang on the loader or its samplers, and the random state at the start of the epoch, are part of the
 position where the order is drawn from them.
 Turned down: saving the sampler's permutation (it grows with the data) or a generator's state (it says nothing about
@@ -37,6 +38,7 @@ from ckptrun.fit.random_state import (
 )
 from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSampler, epoch_seed
 from ckptrun.fit.sample_seeds import Placing, SeededDataset, as_it_is
+from ckptrun.fit.torchdata_loader import as_data_loader
 from ckptrun.fit.user_generators import user_generators
 
 
@@ -109,6 +111,7 @@ def evaluation_loader(loader: Any, *, seed: int, rank: int, world_size: int) -> 
     A loader with an order of its own keeps it: what each rank gets of it is the user's affair. Each sample of a
     map-style dataset has its seed, the same in every evaluation.
     """
+    loader = as_data_loader(loader)
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return loader
     batches: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -167,6 +170,7 @@ class TrainSource:
             raise MisconfigurationException(
                 f"Found {type(loader).__name__} as training data; expected a DataLoader or an iterable of batches."
             )
+        loader = as_data_loader(loader)
         self.loader = self._user_loader = loader
         self.sampler: EpochBatchSampler | SkippingSampler | None = None
         self.kind = self._recognise(loader, seed, rank, world_size)

@@ -21,13 +21,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ckptrun.environment.process import ProcessName, this_process
 from ckptrun.errors import RunInUseError
 from ckptrun.records import JobFacts
+from ckptrun.storage.file_lock import locked
 from ckptrun.storage.files import write_json_atomic
 
 STALE_AFTER_S = 15.0
@@ -259,16 +260,9 @@ def _write(path: str, state: LeaseState, *, durable: bool, point: str) -> None:
     write_json_atomic(path, asdict(state), durable=durable, point=point)
 
 
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[bool]:
-    """Hold the lock beside ``path``. Yields False where the file system does not lock."""
-    fd = os.open(
-        os.path.join(os.path.dirname(path), ".lease.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-    )
-    try:
-        yield _lock(fd, path)
-    finally:
-        os.close(fd)  # and with it the lock goes
+def _locked(path: str) -> contextlib.AbstractContextManager[bool]:
+    """Hold the lock beside ``path``. Gives False where the file system does not lock."""
+    return locked(os.path.join(os.path.dirname(path), ".lease.lock"), lambda fd: _lock(fd, path))
 
 
 def _lock(fd: int, path: str) -> bool:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptrun.records import CheckpointRecord, SaveReason
+from ckptrun.storage.file_lock import locked
 from ckptrun.storage.files import write_json_atomic
 
 FORMAT = 1
@@ -298,21 +299,19 @@ def edit(path: str, change: Callable[[Registry], T], *, otherwise: Callable[[], 
         return result
 
 
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
+def _locked(path: str) -> contextlib.AbstractContextManager[None]:
     folder, name = os.path.split(path)
-    fd = os.open(os.path.join(folder, f".{name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    return locked(os.path.join(folder, f".{name}.lock"), _lock)
+
+
+def _lock(fd: int) -> None:
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError as error:
-            # Some network file systems have no locks. The file is still replaced whole; only a pin set in the
-            # very moment of a save could be lost.
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-        yield
-    finally:
-        os.close(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        # Some network file systems have no locks. The file is still replaced whole; only a pin set in the
+        # very moment of a save could be lost.
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
 
 
 def _newest_epoch(registry: Registry) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ckptrun import Callback
 from ckptrun.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, OnExceptionCheckpoint
@@ -259,6 +261,13 @@ def augmented(**options: Any) -> DataLoader[Any]:
     return DataLoader(Augmented(), batch_size=4, shuffle=True, collate_fn=noisy_collate, **options)
 
 
+def torchdatas(**options: Any) -> DataLoader[Any]:
+    options.setdefault("shuffle", None if "sampler" in options else True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*set_vital", UserWarning)  # torchdata's own
+        return StatefulDataLoader(Augmented(), batch_size=4, collate_fn=noisy_collate, **options)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield from samples()
@@ -328,6 +337,10 @@ VARIANTS = {
     "dropout, batch norm, all random states": Scenario(Noisy),
     "random augmentation": Scenario(Noisy, data=augmented),
     "random augmentation in workers": Scenario(Noisy, data=lambda: augmented(num_workers=2)),
+    "random augmentation in torchdata's loader": Scenario(Noisy, data=lambda: torchdatas(num_workers=2)),
+    "torchdata's loader, a sampler with a generator": Scenario(
+        data=lambda: torchdatas(sampler=RandomSampler(samples(), generator=torch.Generator()))
+    ),
     "random augmentation of an evaluation": Scenario(
         val=lambda: DataLoader(Augmented(), batch_size=8, collate_fn=noisy_collate, num_workers=1)
     ),
