@@ -8,6 +8,7 @@ registry, which a crash leaves behind in the same way.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,8 +42,8 @@ def rebuild_registry(catalogue: Catalogue, *, run_id: str | None = None) -> Regi
 def catch_up(registry: Registry, catalogue: Catalogue) -> list[str]:
     """Note what was committed after the registry was last written; returns the names, oldest first.
 
-    Among the saves that it lists, one that it lacks and that is still there was about to be deleted when the process
-    died: that is noted as well, so that whoever trains next looks at it again.
+    What was about to be deleted when the process died, and is still there, is noted as well, so that whoever trains
+    next looks at it again.
 
     Costs nothing where the registry is up to date: only what it does not list is looked into.
 
@@ -52,11 +53,11 @@ def catch_up(registry: Registry, catalogue: Catalogue) -> list[str]:
     newest_noted = registry.committed_sequence
     oldest_noted = min((entry["sequence"] for entry in registry.saves), default=newest_noted)
     listed = {entry["name"] for entry in registry.saves}
+    there = catalogue.names()
+    window = itertools.takewhile(lambda name: _sequence(name) >= oldest_noted, there)
+    going, registry.going = registry.going, []
     found: list[tuple[str, Manifest]] = []
-    for name in catalogue.names():
-        parsed = naming.parse(name)
-        if parsed is None or parsed.sequence < oldest_noted:
-            break
+    for name in dict.fromkeys((*window, *(name for name in going if name in there))):
         if name in listed:
             continue
         try:
@@ -65,11 +66,16 @@ def catch_up(registry: Registry, catalogue: Catalogue) -> list[str]:
             continue
         if registry.run_id not in ("", manifest.run_id):
             continue
-        if parsed.sequence > newest_noted:
+        if manifest.sequence > newest_noted:
             found.append((name, manifest))
         elif not _ignored(registry, manifest):
             registry.note_forgotten(manifest.to_record(name), manifest.saved_for, save_s=manifest.save_s)
     return _note(registry, found)
+
+
+def _sequence(name: str) -> int:
+    parsed = naming.parse(name)
+    return parsed.sequence if parsed is not None else -1
 
 
 def ignored_by_takeover(

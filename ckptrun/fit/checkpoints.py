@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -221,9 +222,13 @@ class CheckpointService:
             return Ticket(record.name, record.path, True, record.sequence)
 
         def make() -> Ticket:
-            sequence = self.registry.reserve_sequence(self._highest)
-            name = naming.folder_name(sequence, label or naming.step_label(key[0]))
-            return Ticket(name, f"{self.catalogue.path}/{name}", False, sequence)
+            while True:
+                sequence = self.registry.reserve_sequence(self._highest)
+                name = naming.folder_name(sequence, label or naming.step_label(key[0]))
+                path = f"{self.catalogue.path}/{name}"
+                # A holder that was overtaken while it saved may have committed under this very name since.
+                if not os.path.lexists(path):
+                    return Ticket(name, path, False, sequence)
 
         return self._shared(make)
 

@@ -148,7 +148,9 @@ class Clearing:
 
     def _take_away(self, folder: str, name: str) -> str | None:
         try:
-            return take_away(folder, name)
+            trash = take_away(folder, name)
+            self._registry.note_gone(name)
+            return trash
         except OSError as error:
             self._context.say(f"{name} is no longer wanted and could not be deleted: {error.strerror}.")
             return None

@@ -56,6 +56,7 @@ class Registry:
     hpc: dict[str, list[str]] = field(default_factory=dict)  # job key -> names, newest last
     takeovers: list[dict[str, int]] = field(default_factory=list)  # {"lease_epoch", "sequence"}
     finished: dict[str, Any] | None = None
+    going: list[str] = field(default_factory=list)  # forgotten, and not seen to be deleted yet
     _stamp: _Stamp | None = field(default=None, repr=False, compare=False)
 
     # ---- reading and writing
@@ -201,20 +202,26 @@ class Registry:
                 names.append(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """Drop every mention of checkpoints that are about to be deleted (call it before, and save)."""
+        """Drop every mention of checkpoints that are about to be deleted (call it before, and save); but that they go
+        is kept until :meth:`note_gone`, for a kill in between leaves them on the disk."""
+        self.going = [*self.going, *(name for name in names if name not in self.going)]
         self.saves = [entry for entry in self.saves if entry["name"] not in names]
         self.holds = {reason: name for reason, name in self.holds.items() if name not in names}
         kept = {job: [name for name in held if name not in names] for job, held in self.hpc.items()}
         self.hpc = {job: held for job, held in kept.items() if held}
         self.quarantine = {name: note for name, note in self.quarantine.items() if name not in names}
 
+    def note_gone(self, name: str) -> None:
+        """Note that ``name`` is no longer there; written with the next change."""
+        self.going = [each for each in self.going if each != name]
+
     def known(self) -> tuple[Any, ...]:
         """What :meth:`forget` changes, to be put back where what follows it cannot be done."""
-        return self.saves, self.holds, self.hpc
+        return self.saves, self.holds, self.hpc, self.going
 
     def put_back(self, known: tuple[Any, ...]) -> None:
         """Know again what was :meth:`known`."""
-        self.saves, self.holds, self.hpc = known
+        self.saves, self.holds, self.hpc, self.going = known
 
     def note_takeover(self, lease_epoch: int, sequence: int) -> None:
         """Note that the holder of ``lease_epoch`` took over when the save counter stood at ``sequence``."""
@@ -277,6 +284,7 @@ _SHAPE: dict[str, type] = {
     "hpc": dict,
     "takeovers": list,
     "finished": dict,
+    "going": list,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,32 @@ def test_what_was_about_to_be_deleted_is_noted_again_and_nothing_else_of_it(fold
     assert catch_up(registry, Catalogue(str(folder))) == []
     assert [entry["sequence"] for entry in registry.saves] == [1, 2, 3, 4, 5]
     assert (registry.callbacks, registry.holds) == (callbacks, holds)
+
+
+def test_what_was_about_to_be_deleted_is_noted_again_where_it_was_the_oldest(folder: Path) -> None:
+    """Then nothing in the registry's list leads to it but that it was going."""
+    names = [save(folder, number) for number in (1, 2, 3)]
+    registry = rebuild_registry(Catalogue(str(folder)))
+    registry.forget(names[:2])
+    shutil.rmtree(folder / names[1])
+    path = str(folder.parent / "registry.json")
+    registry.save(path)
+    found = Registry.load(path)
+    assert found.going == names[:2]
+    assert catch_up(found, Catalogue(str(folder))) == []
+    assert [entry["name"] for entry in found.saves] == [names[0], names[2]]
+    assert found.going == []
+
+
+def test_what_is_gone_is_not_going(folder: Path) -> None:
+    names = [save(folder, number) for number in (1, 2)]
+    registry = rebuild_registry(Catalogue(str(folder)))
+    known = registry.known()
+    registry.forget(names)
+    registry.note_gone(names[0])
+    assert registry.going == [names[1]]
+    registry.put_back(known)
+    assert registry.going == []
 
 
 def test_what_is_older_than_the_registrys_notes_is_not_looked_into(folder: Path) -> None:

@@ -229,6 +229,19 @@ def test_the_end_of_training_is_not_lost_with_the_registry(tmp_path: Path) -> No
     assert trainer.global_step == 0, "nothing was left to do"
 
 
+def test_a_name_that_somebody_has_taken_is_not_used(tmp_path: Path) -> None:
+    """As by a holder that was overtaken while it saved and comes back now."""
+    begin(tmp_path, each_step(), max_steps=2)
+    place = Path(folder(tmp_path).checkpoints_dir)
+
+    def take(_: Any) -> None:
+        (place / "00000004-step-00000004").mkdir()
+
+    fit(tmp_path, each_step(), At("on_train_batch_end", 1, take), max_steps=4)
+    assert names(tmp_path)[-1] == "00000005-step-00000004"
+    assert Registry.load(folder(tmp_path).registry).sequence == 5
+
+
 # -- a holder that was overtaken while it saved ------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def test_it_has_the_keys_that_readers_are_promised(path: str) -> None:
     value = json.loads(Path(path).read_text())
     assert set(value) == {
         "format", "run_id", "sequence", "callbacks", "saves", "holds", "pin", "keeps", "quarantine", "hpc",
-        "takeovers", "finished",
+        "takeovers", "finished", "going",
     }  # fmt: skip
     assert set(value["saves"][0]) == {
         "name", "sequence", "step", "epoch", "reason", "notes", "metrics", "size_bytes", "saved_at", "save_s",
