@@ -165,17 +165,12 @@ def _is_one_storage(tensor: torch.Tensor) -> bool:
 class AsyncSaver(Generic[T]):
     """Runs saves in the background, one at a time. To be used from one thread.
 
-    A save counts only once :meth:`wait`, :meth:`poll` or the next :meth:`submit` has returned its result; a
-    failure is raised there, once, as the exception it was.
+    A save counts only once :meth:`wait` or the next :meth:`submit` has returned its result; a failure is raised
+    there, once, as the exception it was.
     """
 
     def __init__(self) -> None:
         self._job: _Job[T] | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a save is in flight."""
-        return self._job is not None and not self._job.done.is_set()
 
     def submit(self, job: Callable[[], T]) -> T | None:
         """Start ``job`` in a thread, after the save before has ended.
@@ -193,26 +188,22 @@ class AsyncSaver(Generic[T]):
         self._job = started
         return before
 
-    def wait(self, timeout_s: float | None = None) -> T | None:
+    def wait(self) -> T | None:
         """Wait for the save in flight.
 
         Returns:
-            Its result, once; None where there is none, its result was returned before, or the time is over
-            (see ``busy``).
+            Its result, once; None where there is none or its result was returned before.
 
         Raises:
             BaseException: what the save raised.
         """
-        if self._job is None or not self._job.done.wait(timeout_s):
+        if self._job is None:
             return None
+        self._job.done.wait()
         job, self._job = self._job, None
         if job.error is not None:
             raise job.error
         return job.result
-
-    def poll(self) -> T | None:
-        """As :meth:`wait`, without waiting."""
-        return self.wait(0)
 
 
 class _Job(Generic[T]):

@@ -185,8 +185,9 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
         # A run that is live notes its newest save itself, once that has landed.
         return registry, [] if _another_may_live(folder) else [told], True
     registry = rebuild_registry(catalogue, run_id=_run_id(folder) or None)
+    number = len(registry.saves)
     told = (
-        f"The registry {why}; it was rebuilt from {len(registry.saves)} manifests "
+        f"The registry {why}; it was rebuilt from {number} manifest{'' if number == 1 else 's'} "
         "(pins, keeps and quarantine notes are not in them)"
     )
     return registry, [told], True

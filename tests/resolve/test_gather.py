@@ -87,7 +87,7 @@ def test_a_registry_that_is_missing_or_damaged_is_rebuilt_in_memory(
         Path(run.registry).write_bytes(damage)
     resolution = resolve_run(run, reference="hpc")
     assert resolution.path == newest
-    assert any("rebuilt from 1 manifests" in warning for warning in resolution.warnings)
+    assert any("rebuilt from 1 manifest " in warning for warning in resolution.warnings)
     gathered = gather(run)
     assert gathered.registry_changed
     assert gathered.registry.hpc == {"7": [os.path.basename(newest)]}
