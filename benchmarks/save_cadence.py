@@ -2,8 +2,9 @@
 
 The same training in the same process, in turn: with ModelCheckpoint(every_n_train_steps=50) and without checkpoints
 (but for the end's, which both have). One model is larger, and judged; of the other 50 steps take no more than an eighth
-of a second, so that a save costs most in proportion. Measured from the first step's end to the last one's. Prints the
-median of the rounds' ratios, and ends with 1 where that of the larger one is over the limit.
+of a second, so that a save costs most in proportion. Training has one thread, so there is a processor for the writer;
+seven saves lie between the first step's end and the last one's, which is the time that counts. Prints the median of
+the rounds' ratios, and ends with 1 where that of the larger one is over the limit.
 
     python benchmarks/save_cadence.py [--rounds 7] [--steps 400] [--folder FOLDER]
 """

@@ -133,14 +133,12 @@ def stalls(found: dict[str, Any], every: int, saves: int) -> tuple[list[float], 
     for save in (every * number for number in range(1, saves + 1)):
         # A save at step n shows in the time until the hook of the next batch, which is booked under n.
         after = [took[step] for step in range(save, save + span)]
-        before, later = range(save - span, save), range(save + span + 1, save + 2 * span + 1)
+        before, later = range(save - span, save), range(save + span + 2, save + 2 * span + 2)
         quiet = [[took[step] for step in steps if step in took] for steps in (before, later)]
         stops.append((max(after) - statistics.mean(map(max, quiet))) / found["copy_s"])
         loops.append((sum(after) - statistics.mean(map(statistics.mean, quiet)) * span) / found["copy_s"])
         if found["committed"].get(str(save), math.inf) > ended[save + span - 1]:
-            print(
-                f"the save at step {save} was not committed within the steps that are counted: raise --every"
-            )
+            raise SystemExit(f"the save at step {save} ended after the steps that are counted: raise --every")
     return stops, loops
 
 

@@ -113,10 +113,12 @@ def _command(
         words += ["-c", file]
     for flag, value in (("--nproc", nproc), ("--strategy", strategy), ("--launcher", launcher)):
         words += [] if value is None else [flag, value]
-    # Later ones win. What is logged goes nowhere, as a logger may write to the user's own places.
+    # Later ones win. What is logged goes into the temporary folder, as a logger may write to the user's own places;
+    # without any, a callback that needs one would refuse to start.
     return [
         *words, "--grace-s", "3600", *overrides, f"trainer.max_steps={num_steps}", "trainer.max_time=null",
-        "trainer.fast_dev_run=false", "trainer.enable_progress_bar=false", "run.save_on_stop=true", "loggers=[]",
+        "trainer.fast_dev_run=false", "trainer.enable_progress_bar=false", "run.save_on_stop=true",
+        "loggers=[{class_path: ckptrun.loggers.CSVLogger}]",
         "launch.nnodes=1", "launch.max_restarts=0",
     ]  # fmt: skip
 

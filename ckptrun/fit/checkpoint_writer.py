@@ -38,10 +38,12 @@ _WORTH_PREPARING_BYTES = 16 << 20
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; all but the thread's own work belongs to the training thread.
+    """Writes one checkpoint at a time, in the calling thread or in one of its own.
+
+    While that thread works, others call nothing but :meth:`wait`; the thread itself calls :meth:`look_ahead`.
 
     Attributes:
-        error: why the newest save failed, until one succeeds.
+        error: why the newest save failed, until one succeeds; of a save in flight, once it has ended.
     """
 
     def __init__(self, context: RankContext, checkpoints_dir: str) -> None:

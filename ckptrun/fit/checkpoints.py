@@ -76,7 +76,6 @@ class CheckpointService:
         self.writer = CheckpointWriter(trainer.context, run.checkpoints_dir)
         self._flight: Flight | None = None  # on every rank, until all know how it ended
         self.landed = False  # the save in flight has ended and nobody took note; looked at at each boundary
-        self.saved_s = 0.0  # seconds that training stood still for saving
         self._last: _Saved | None = None  # from which training can go on exactly
         self._newest: CheckpointRecord | None = None  # that was written or noted last
         self._boundary: Boundary | None = None
@@ -309,7 +308,6 @@ class CheckpointService:
                 written = self._shared(lambda: self.writer.write(ticket.name, state, rank_states, manifest))
         finally:
             blocked_s = time.monotonic() - started
-            self.saved_s += blocked_s
             if self._flight is None:
                 self.trainer.context.saving(False)
         if flight is not None:
@@ -358,17 +356,6 @@ class CheckpointService:
         self._note_end()  # a moment, now
         return False
 
-    def drop(self, name: str, owner: str) -> None:
-        """``owner`` no longer wants ``name``; it goes if nobody else does, and once what replaces it is committed."""
-        if not self._writes:
-            return
-        flight = self._flight
-        if flight is not None and not flight.noted:
-            if flight.drops(name, self._entries()):
-                return
-            self._note_end()
-        self.books.drop(name, self._entries(), self.head, self.resumed)
-
     def _clear(self, names: Collection[str] = ()) -> None:
         """What a callback no longer wants goes, and what earlier saves for a stop, or a killed attempt, left."""
         self.books.clear(names, self._entries(), self.head, self.resumed)
@@ -382,24 +369,27 @@ class CheckpointService:
 
     def _ended(self, flight: Flight, written: Manifest | None) -> None:
         """In the writer's thread: enter it, delete what it replaces, and tell whoever waits for it without delay."""
+        record = None if written is None else written.to_record(flight.ticket.path)
         try:
-            if written is not None:
-                record = written.to_record(flight.ticket.path)
+            if written is not None and record is not None:
                 self.books.enter(record, flight.owner, written.save_s, *flight.close_manifest())
-                entries, drops = flight.close_drops()
-                self.books.clear(drops, entries, record, flight.resumed)
+                self.books.clear(flight.replaces, flight.entries, record, flight.resumed)
                 self.writer.look_ahead(flight.size_bytes)
-                flight.record = record
+        except Exception as error:
+            # It is committed, and the next start completes the registry from its manifest.
+            self.trainer.context.say(
+                f"{flight.ticket.path} is saved, and what belongs to it failed: {type(error).__name__}: {error}"
+            )
         finally:
-            count = flight.end()
+            count = flight.end(record)
             self.trainer.context.saving(False)
             if count:
                 self._serve(flight, count)
-            self.landed = True
+            self.landed = True  # looked at by the training thread, which then waits for this one's end
 
     def _serve(self, flight: Flight, count: int) -> None:
         path = None if flight.record is None else flight.ticket.path
-        self.trainer.context.save_served(path, self.save_error, count)
+        self.trainer.context.save_served(path, self.save_error if path is None else None, count)
 
     def attend(self) -> None:
         """The save in flight has ended: take note, as far as this rank can do that by itself.
@@ -432,13 +422,11 @@ class CheckpointService:
         flight = self._flight
         if flight is None:
             return
-        waited = time.monotonic()
         record: CheckpointRecord | None = None
         try:
             record = self._shared(self._note_end)
         finally:
             self._flight = None
-            self.saved_s += time.monotonic() - waited
             if record is None:
                 for undo in flight.undo:
                     undo()
@@ -552,7 +540,7 @@ class CheckpointService:
                 self._serve(flight, count)
             return
         path = self._newest.path if saved and self._newest is not None else None
-        self.trainer.context.save_served(path, self.save_error, count)
+        self.trainer.context.save_served(path, self.save_error if path is None else None, count)
 
     def save_for_stop(self, request: StopRequest) -> None:
         """The checkpoint of a stop, at this boundary."""

@@ -9,6 +9,7 @@ disk, another process that has taken the run over) nothing is deleted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -93,7 +94,9 @@ class Clearing:
             head: the newest committed checkpoint, which replaces what goes.
             resumed: what this attempt began from.
         """
-        looked_at = dict.fromkeys([*names, *self._old()])
+        looked_at = list(dict.fromkeys([*names, *self._old()]))
+        # A link is the user's own doing: what it leads to was moved there, and is not this run's to delete.
+        looked_at = [name for name in looked_at if not os.path.islink(f"{self._run.checkpoints_dir}/{name}")]
         examined = [self._catalogue.examine(name) for name in looked_at]
         self._delete([each for each in examined if isinstance(each, CheckpointRecord)], head, resumed)
 

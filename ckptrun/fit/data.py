@@ -38,29 +38,12 @@ from ckptrun.fit.random_state import (
 )
 from ckptrun.fit.sample_order import EpochBatchSampler, EveryNth, SkippingSampler, epoch_seed
 from ckptrun.fit.sample_seeds import Placing, SeededDataset, as_it_is
-from ckptrun.fit.torchdata_loader import as_data_loader
+from ckptrun.fit.torchdata_loader import as_data_loader, options_of
 from ckptrun.fit.user_generators import user_generators
 
 
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The options of a loader but for its order."""
-    options: dict[str, Any] = {
-        "num_workers": loader.num_workers,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-    }
-    if hasattr(loader, "in_order"):
-        options["in_order"] = loader.in_order
-    return options
-
-
 def _with_dataset(loader: DataLoader[Any], dataset: IterableDataset[Any]) -> DataLoader[Any]:
-    options = {"batch_size": loader.batch_size, "drop_last": loader.drop_last, **_options(loader)}
+    options = {"batch_size": loader.batch_size, "drop_last": loader.drop_last, **options_of(loader)}
     return DataLoader(dataset, collate_fn=loader.collate_fn, **options)
 
 
@@ -76,7 +59,7 @@ def _clone(
         seed: gives the seed of the epoch that begins.
     """
     batched = loader.batch_sampler is not None
-    options = {"collate_fn": as_it_is, **_options(loader)}
+    options = {"collate_fn": as_it_is, **options_of(loader)}
     seeded = SeededDataset(loader.dataset, loader.collate_fn, batched=batched)
     placing = Placing(sampler, seed)
     options |= {"batch_sampler": placing} if batched else {"sampler": placing, "batch_size": None}

@@ -28,7 +28,11 @@ class Ticket:
 
 @dataclass
 class Flight:
-    """One save in flight. The training thread makes it, the writer's thread ends it."""
+    """One save in flight. The training thread makes it, the writer's thread ends it.
+
+    Until the manifest is written the training thread alone changes ``entries``, ``replaces`` and the further reasons,
+    after that nobody. ``record`` is set by the writer's thread with the end, and read after that.
+    """
 
     ticket: Ticket
     key: PositionKey | None  # of the state it holds, where training can go on from it
@@ -40,12 +44,11 @@ class Flight:
     blocked_s: float = 0.0  # for which training stood still
     undo: list[Callable[[], None]] = field(default_factory=list)  # what was entered for it
     noted: bool = False  # this rank has seen how it ended
-    record: CheckpointRecord | None = None  # once it is committed and in the books
-    # Between the two threads, under the lock:
+    record: CheckpointRecord | None = None  # once it is committed
+    # Between the two threads:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _reasons: Reasons = field(default_factory=list)  # further ones
     _manifest_written: bool = False
-    _clearing: bool = False
     _ended: bool = False
     _serves: int = 0  # the requests to save, counted from the run's start, that it answers
 
@@ -67,15 +70,6 @@ class Flight:
             self.entries = entries
             return True
 
-    def drops(self, name: str, entries: list[dict[str, Any]]) -> bool:
-        """Whether ``name``, which is no longer wanted, is looked at once this save is committed."""
-        with self._lock:
-            if self._clearing:
-                return False
-            self.replaces.append(name)
-            self.entries = entries
-            return True
-
     def answers(self, count: int) -> bool:
         """Whether its end will be told to those who asked for a save; not where it has ended already."""
         with self._lock:
@@ -91,14 +85,9 @@ class Flight:
             self._manifest_written = True
             return self.entries, self._reasons
 
-    def close_drops(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """The callbacks' entries and what goes now; what is dropped later is dropped by the training thread."""
-        with self._lock:
-            self._clearing = True
-            return self.entries, self.replaces
-
-    def end(self) -> int:
+    def end(self, record: CheckpointRecord | None) -> int:
         """It has ended, well where there is a record. Returns which requests to save it answers, 0 where none."""
         with self._lock:
-            self._manifest_written = self._clearing = self._ended = True
+            self.record = record
+            self._manifest_written = self._ended = True
             return self._serves

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,17 @@ _with_workers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKe
 
 def start_iterator(loader: Any) -> Iterator[Any]:
     """``iter(loader)``, whose workers :func:`end_workers` then knows."""
-    iterator: Iterator[Any] = iter(loader)
+    if not getattr(loader, "num_workers", 0):
+        return iter(loader)
+    before = multiprocessing.active_children()
+    try:
+        iterator: Iterator[Any] = iter(loader)
+    except BaseException as error:
+        # A worker died as soon as it was there: the others belong to an iterator that nobody will ever have.
+        for half_made in _iterators_in(error):
+            _forget(half_made)
+        _kill([child for child in multiprocessing.active_children() if child not in before and child.daemon])
+        raise
     if getattr(iterator, "_workers", None):
         _with_workers[iterator] = weakref.ref(loader)
     return iterator
@@ -58,19 +69,10 @@ def end_workers() -> None:
     groups while training still needs them: they have to be killed. Their loader can be iterated again.
     """
     for iterator, reference in list(_with_workers.items()):
-        if iterator._worker_pids_set:
-            # First, or torch raises in this thread that a worker was killed.
-            signal_handling: Any = torch.utils.data._utils.signal_handling
-            signal_handling._remove_worker_pids(id(iterator))
-            iterator._worker_pids_set = False
-        # Not _shutdown_workers(): its locks may be held by a worker that is dead, and it waits 5 s for a busy one.
-        iterator._shutdown = True
+        _forget(iterator)
         if hasattr(iterator, "_pin_memory_thread"):
             iterator._pin_memory_thread_done_event.set()
-        for worker in iterator._workers:
-            worker.kill()
-        for worker in iterator._workers:
-            worker.join()
+        _kill(iterator._workers)
         for queue in iterator._index_queues:
             queue.cancel_join_thread()
             queue.close()
@@ -78,3 +80,29 @@ def end_workers() -> None:
         if loader is not None and getattr(loader, "_iterator", None) is iterator:
             loader._iterator = None
     _with_workers.clear()
+
+
+def _forget(iterator: Any) -> None:
+    """Have torch no longer watch over this iterator's workers: else it raises in this thread that they were killed."""
+    if iterator._worker_pids_set:
+        signal_handling: Any = torch.utils.data._utils.signal_handling
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    # Not _shutdown_workers(): its locks may be held by a worker that is dead, and it waits 5 s for a busy one.
+    iterator._shutdown = True
+
+
+def _kill(workers: Sequence[Any]) -> None:
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join()
+
+
+def _iterators_in(error: BaseException) -> Iterator[Any]:
+    """The iterators whose making failed with ``error``."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        if frame.f_code.co_name == "__init__" and hasattr(frame.f_locals.get("self"), "_worker_pids_set"):
+            yield frame.f_locals["self"]

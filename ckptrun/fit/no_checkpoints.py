@@ -21,7 +21,6 @@ class NoCheckpoints(CheckpointService):
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.alone = self.landed = False
-        self.saved_s = 0.0
         self.head = self.resumed = None
         self.boundary_keeper = None
 
@@ -44,8 +43,6 @@ class NoCheckpoints(CheckpointService):
 
     def save(self, ticket: Ticket, **options: Any) -> bool:
         return False
-
-    def drop(self, name: str, owner: str) -> None: ...
 
     def save_boundary(self, reason: SaveReason, *, finished_by: str | None = None) -> bool:
         return False

@@ -49,7 +49,8 @@ def restore_random_state(state: RandomState) -> None:
         KeyError: a generator's state is missing.
     """
     version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
+    numbers = internal.tolist() if isinstance(internal, torch.Tensor) else internal  # a tuple of old
+    random.setstate((version, tuple(numbers), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])

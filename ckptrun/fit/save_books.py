@@ -117,17 +117,6 @@ class SaveBooks:
         self.registry.callbacks = entries
         self._clearing.clear(names, head, resumed)
 
-    def drop(
-        self,
-        name: str,
-        entries: Entries,
-        head: CheckpointRecord | None,
-        resumed: CheckpointRecord | None,
-    ) -> None:
-        """A callback no longer wants ``name``."""
-        self._write(entries)
-        self.clear([name], entries, head, resumed)
-
     # -- files -------------------------------------------------------------------------------------------
 
     def _amend(self, path: str, change: Callable[[Manifest], Manifest]) -> None:

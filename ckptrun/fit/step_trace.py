@@ -172,9 +172,11 @@ def _tensors(named: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
 
 def _random() -> dict[str, str]:
     state = capture_random_state()
-    found = {name: digest(value) for name, value in state.items() if name in ("python", "torch")}
-    name, keys, *rest = state["numpy"]
-    found["numpy"] = f"{_digest_tensor(keys)} {name} {rest}"
+    # Leaf by leaf: the pickle of a tensor names the place where it lies.
+    found = {
+        name: " ".join(digest(leaf) for _, leaf in leaves(state[name], name))
+        for name in ("python", "numpy", "torch")
+    }
     for index, device in enumerate(state.get("cuda", ())):
         found[f"cuda:{index}"] = _digest_tensor(device)
     return found

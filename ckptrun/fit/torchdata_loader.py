@@ -17,6 +17,23 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from ckptrun.fit.dataset_state import has_state
 
 
+def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options of a loader but for its samples, their order and how they become a batch."""
+    options: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+    }
+    if hasattr(loader, "in_order"):
+        options["in_order"] = loader.in_order
+    return options
+
+
 def as_data_loader(loader: Any) -> Any:
     """A DataLoader with the samples and the order of ``loader``, where that is torchdata's over a map-style dataset
     without a state of its own; else ``loader``."""
@@ -24,13 +41,7 @@ def as_data_loader(loader: Any) -> Any:
         return loader
     if isinstance(loader.dataset, IterableDataset) or has_state(loader.dataset):
         return loader
-    options: dict[str, Any] = {
-        name: getattr(loader, name)
-        for name in (
-            "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
-            "generator", "prefetch_factor", "persistent_workers",
-        )
-    }  # fmt: skip
+    options = {"collate_fn": loader.collate_fn, **options_of(loader)}
     batches = loader.batch_sampler
     if batches is None or _is_torchdatas(batches, "BatchSampler"):
         options |= {"batch_size": loader.batch_size, "sampler": _sampler(loader.sampler)}

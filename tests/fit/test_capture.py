@@ -272,3 +272,9 @@ def test_buffers_are_those_of_the_boundary(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(Careless(), loader(), loader(8, shuffle=False))
     assert float(state_of(newest(tmp_path))["state_dict"]["count"]) == 0
+
+
+def test_what_shares_a_storage_is_counted_once() -> None:
+    """As a file holds it: tied weights, views of a part."""
+    weight = torch.zeros(10, 10)
+    assert size_of({"a": weight, "b": [weight, weight[:3]], "c": torch.zeros(2)}) == 400 + 8

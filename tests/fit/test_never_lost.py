@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from ckptrun.callbacks import ModelCheckpoint
 from ckptrun.checkpoint.commit import commit as commit_for_real
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.fit import checkpoint_writer
-from ckptrun.records import JobFacts
+from ckptrun.fit.save_books import SaveBooks
+from ckptrun.records import JobFacts, SaveReason
 from ckptrun.resolve.gather import gather, resolve_run
 from ckptrun.resolve.pin import keep, pin
 from ckptrun.run.folder import RunFolder
@@ -75,6 +77,12 @@ def each_step(**options: Any) -> ModelCheckpoint:
 # -- what stays, and what goes -------------------------------------------------------------------------------
 
 
+def replace_all(trainer: Any, names: list[str]) -> None:
+    """A save after which its owner wants none of ``names`` any more."""
+    service = trainer.checkpoints
+    assert service.save(service.reserve(), reason=SaveReason.PERIODIC, owner="somebody", replaces=names)
+
+
 def test_pinned_kept_and_quarantined_stay_and_go_once_they_are_not(tmp_path: Path) -> None:
     def protect(_: Any) -> None:
         pin(folder(tmp_path), "step:1")
@@ -83,8 +91,7 @@ def test_pinned_kept_and_quarantined_stay_and_go_once_they_are_not(tmp_path: Pat
         edit(folder(tmp_path).registry, lambda r: r.quarantine.update({three: {"why": "x", "at": 1.0}}))
 
     def drop(trainer: Any) -> None:
-        for name in names(tmp_path):
-            trainer.checkpoints.drop(name, "somebody")
+        replace_all(trainer, names(tmp_path))
 
     begin(tmp_path, each_step(save_top_k=-1), max_steps=5)
     # By somebody else, beside the run that trains.
@@ -113,7 +120,7 @@ def test_what_this_run_did_not_write_is_never_deleted(tmp_path: Path) -> None:
     everything = At(
         "on_train_batch_end",
         2,
-        lambda t: [t.checkpoints.drop(name, "x") for name in (foreign, "00000099-mine")],
+        lambda trainer: replace_all(trainer, [foreign, "00000099-mine"]),
     )
     fit(tmp_path, each_step(), everything, max_steps=6)
     assert (place / foreign / "manifest.json").exists()
@@ -227,6 +234,35 @@ def test_the_end_of_training_is_not_lost_with_the_registry(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="registry is damaged; it was rebuilt"):
         trainer = fit(tmp_path, each_step(), max_steps=3)
     assert trainer.global_step == 0, "nothing was left to do"
+
+
+def test_a_checkpoint_that_was_moved_elsewhere_stays_there_and_so_does_the_link(tmp_path: Path) -> None:
+    begin(tmp_path, each_step(), max_steps=2)
+    (moved,) = (
+        path for path in Path(folder(tmp_path).checkpoints_dir).iterdir() if path.name == names(tmp_path)[-1]
+    )
+    shutil.move(moved, tmp_path / "elsewhere")
+    moved.symlink_to(tmp_path / "elsewhere")
+    fit(tmp_path, each_step(), max_steps=4)
+    fit(tmp_path, each_step(), max_steps=6)
+    assert moved.is_symlink()
+    assert (tmp_path / "elsewhere" / "manifest.json").exists()
+    assert steps(tmp_path)[-1] == 6
+
+
+def test_what_fails_after_the_commit_is_said_and_takes_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: Any, *_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("odd")
+
+    monkeypatch.setattr(SaveBooks, "clear", broken)
+    callback = each_step()
+    begin(tmp_path, callback, max_steps=3)
+    assert steps(tmp_path) == [1, 2, 3]
+    assert callback.best_model_path.endswith(names(tmp_path)[-1])
+    assert "is saved, and what belongs to it failed: ValueError: odd" in capsys.readouterr().err
 
 
 def test_a_name_that_somebody_has_taken_is_not_used(tmp_path: Path) -> None:

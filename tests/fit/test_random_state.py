@@ -35,6 +35,15 @@ def test_what_was_captured_comes_back_through_a_file() -> None:
     assert draw() == expected
 
 
+def test_a_state_of_before_is_read() -> None:
+    """Python's numbers were a tuple once."""
+    state = capture_random_state()
+    version, numbers, gauss = state["python"]
+    expected = draw()
+    restore_random_state({**state, "python": (version, tuple(numbers.tolist()), gauss)})
+    assert draw() == expected
+
+
 def test_seed_everything_seeds_all() -> None:
     seed_everything(2**40 + 1)
     first = draw()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ckptrun import Module, Trainer
-from ckptrun.fit.step_trace import StepTrace, digest, leaves
+from ckptrun.fit.random_state import seed_everything
+from ckptrun.fit.step_trace import StepTrace, _random, digest, leaves
 from ckptrun.run.step_trace import Difference, Line, Request, Stop, compare, plan_stops, read_trace
 
 
@@ -209,3 +212,19 @@ def test_leaves_and_hashes() -> None:
     )
     assert digest(torch.eye(3).to_sparse()) == digest(torch.eye(3))
     assert digest(lambda: None) == "function", "what cannot be pickled is told by its type"
+
+
+def test_the_same_random_state_has_the_same_hash_in_another_process() -> None:
+    """A hash of where a tensor lies would differ."""
+    script = (
+        "import torch\n"
+        "from ckptrun.fit.random_state import seed_everything\n"
+        "from ckptrun.fit.step_trace import _random\n"
+        "seed_everything(3)\n"
+        "print(sorted(_random().items()))"
+    )
+    ours = [torch.empty(100) for _ in range(7)]  # so that what comes next lies elsewhere
+    seed_everything(3)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(sorted(_random().items()))
+    assert len(ours) == 7
