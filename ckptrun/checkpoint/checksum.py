@@ -4,10 +4,9 @@ Every file has a checksum in the manifest, written ``xxh3_64:<16 hex digits>`` w
 that another can follow without a new format. It is computed while the bytes go to the disk, and compared
 before they are interpreted.
 
-Decision: XXH3, which is many times faster than a disk, against accidental damage. Turned down: SHA-256, which
-    costs
-more than the write itself and guards against somebody who could change the manifest as well; CRC32 of the zip
-format, which does not cover the zip's own structure and halves the speed of a save.
+Decision: XXH3, which is many times faster than a disk, against accidental damage. Turned down: SHA-256, which costs
+more than the write itself and guards against somebody who could change the manifest as well; CRC32 of the zip format,
+which does not cover the zip's own structure and halves the speed of a save.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import xxhash
 
 from ckptrun import faults
+from ckptrun.checkpoint.past_cache import PastCacheWriter
 from ckptrun.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class HashingWriter(io.RawIOBase):
 
     def __init__(self, raw: RawWriter, path: str) -> None:
         super().__init__()
+        self._gathers = isinstance(raw, PastCacheWriter)  # then it says itself when bytes are on the disk
         self._raw = raw
         self._path = path
         self._hash = xxhash.xxh3_64()
@@ -108,7 +109,7 @@ class HashingWriter(io.RawIOBase):
                     raise OSError(errno.EIO, "a write took no bytes", self._path)
                 self.size_bytes += written
                 chunk = chunk[written:]
-            if first:
+            if first and not self._gathers:
                 faults.reach("commit:file-half", self._path)
             if self.size_bytes - self._begun_bytes >= BEGIN_BYTES:
                 start_writeback(self._raw.fileno(), self._begun_bytes, self.size_bytes - self._begun_bytes)

@@ -157,7 +157,7 @@ def write_file(folder: str, path: str, writer: Writer, *, past_cache: bool = Fal
     if os.path.dirname(path):
         os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(target, "xb", buffering=0) as raw, _unshared(raw.fileno()):
-        around = PastCacheWriter(raw) if past_cache else None
+        around = PastCacheWriter(raw, target) if past_cache else None
         stream = HashingWriter(raw if around is None else around, target)
         try:
             with stream:

@@ -18,7 +18,9 @@ import mmap
 import os
 from typing import IO, Final
 
-BLOCK_BYTES: Final = 4 << 20
+from ckptrun import faults
+
+BLOCK_BYTES = 4 << 20
 """So much is written by one call; a multiple of every disk's sector."""
 
 # Kept for the next file: a page that is touched first has to be cleared, or got from the host, by the kernel.
@@ -34,14 +36,16 @@ class PastCacheWriter:
 
     Args:
         raw: a new file, opened without buffering; nothing else may write to it.
+        path: the file's, for errors.
     """
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    def __init__(self, raw: IO[bytes], path: str) -> None:
         self._fd = raw.fileno()
-        try:
-            self._view = _kept_blocks.pop()
-        except IndexError:
-            self._view = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # which begins at a page
+        self._path = path
+        self._begun = False
+        kept = _kept_blocks.pop() if _kept_blocks else None
+        # What is mapped begins at a page.
+        self._view = kept if kept is not None else memoryview(mmap.mmap(-1, BLOCK_BYTES))
         self._filled = 0
         self._direct = False
         self._untried = bool(_O_DIRECT)
@@ -52,10 +56,10 @@ class PastCacheWriter:
         Raises:
             OSError: the disk is full, a quota is used up, or the device failed.
         """
-        count = min(len(data), BLOCK_BYTES - self._filled)
+        count = min(len(data), len(self._view) - self._filled)
         self._view[self._filled : self._filled + count] = data[:count]
         self._filled += count
-        if self._filled == BLOCK_BYTES:
+        if self._filled == len(self._view):
             if self._untried:
                 self._untried, self._direct = False, self._switch(on=True)
             self._hand_on()
@@ -87,7 +91,10 @@ class PastCacheWriter:
                 self._through_cache()  # this disk wants another alignment
                 continue
             if not written:
-                raise OSError(errno.EIO, "a write took no bytes")
+                raise OSError(errno.EIO, "a write took no bytes", self._path)
+            if not self._begun:
+                self._begun = True
+                faults.reach("commit:file-half", self._path)
             rest = rest[written:]
             if rest and self._direct and written % mmap.PAGESIZE:
                 self._through_cache()  # a short write has left the block's alignment

@@ -128,20 +128,24 @@ def test_a_name_that_stands_is_not_overwritten(folder: str) -> None:
 
 COMMIT_SCRIPT = """
 import sys
+from ckptrun.checkpoint import past_cache
 from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.manifest import Manifest
-folder, name = sys.argv[1:]
+past_cache.BLOCK_BYTES = 1 << 16
+folder, name, *past = sys.argv[1:]
 files = {
     "state.ckpt": lambda f: [f.write(b"new" * 50_000) for _ in range(20)],
     "rank-0000.ckpt": lambda f: f.write(b"r"),
 }
-commit(folder, name, files, Manifest(run_id="r", sequence=2, step=20, epoch=0, reason="periodic"))
+manifest = Manifest(run_id="r", sequence=2, step=20, epoch=0, reason="periodic")
+commit(folder, name, files, manifest, past_cache=bool(past))
 """
 
 
+@pytest.mark.parametrize("past", [(), ("past the cache",)], ids=["through the cache", "past the cache"])
 @pytest.mark.parametrize("point", COMMIT_POINTS)
-def test_killed_at_every_point(folder: str, point: str) -> None:
-    ended = run_python(COMMIT_SCRIPT, folder, NEW, fault=f"{point}=kill")
+def test_killed_at_every_point(folder: str, point: str, past: tuple[str, ...]) -> None:
+    ended = run_python(COMMIT_SCRIPT, folder, NEW, *past, fault=f"{point}=kill")
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     committed = [NEW, OLD] if point in COMMITTED_AT else [OLD]
     assert whole(folder) == committed
@@ -160,8 +164,9 @@ def test_killed_at_every_point(folder: str, point: str) -> None:
     assert whole(folder) == [following, *committed]
 
 
-def test_killed_in_the_second_file(folder: str) -> None:
-    ended = run_python(COMMIT_SCRIPT, folder, NEW, fault="commit:file-half:2=kill")
+@pytest.mark.parametrize("past", [(), ("past the cache",)], ids=["through the cache", "past the cache"])
+def test_killed_in_the_second_file(folder: str, past: tuple[str, ...]) -> None:
+    ended = run_python(COMMIT_SCRIPT, folder, NEW, *past, fault="commit:file-half:2=kill")
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert whole(folder) == [OLD]
     [left] = [name for name in os.listdir(folder) if name != OLD]
