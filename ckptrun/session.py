@@ -212,6 +212,7 @@ def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
             spec.listener,
             lambda: _start_fork_server(spec),
             spec.echo,
+            spec.job,
         ),
         lead=lead,
         last_word=lambda result: (result.exit_code, _told_to_followers(result)),
@@ -765,6 +766,7 @@ def _torchrun(
         started=supervisor.ranks if supervisor is not None else lambda *_: None,
         dump_with=dump_with,
         hosts=spec.hosts,
+        local=spec.plan.local,
     )
 
 

@@ -11,7 +11,7 @@ Python goes through as well. Turned down: a path of its own for each command, wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         )
     work = RankWork(fn, config)
     command = command_line(fn, options)
-    plan = _plan(settled, command)
+    plan = _plan(settled, command, {} if options.no_slurm else os.environ)
     return SessionSpec(
         fn=fn,
         folder=settled.folder,
@@ -113,15 +113,22 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
     )
 
 
-def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
+def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) -> LaunchPlan:
     from ckptrun.environment.machine import num_cores, num_gpus
+    from ckptrun.environment.slurm import task_facts
 
     config = settled.config
-    gpus = num_gpus(os.environ) if config.launch.nproc != 1 else 0
+    task = task_facts(slurm_env, at_terminal=os.isatty(0))
+    gpus = num_gpus(os.environ) if config.launch.nproc != 1 or task is not None else 0
+    one_each = config.launch.nproc == "auto" and task is not None and task.is_rank
     plan = make_plan(
         launcher=config.launch.launcher,
         strategy=config.strategy.name,
-        num_ranks=max(1, gpus) if config.launch.nproc == "auto" else int(config.launch.nproc),
+        num_ranks=1
+        if one_each
+        else max(1, gpus)
+        if config.launch.nproc == "auto"
+        else int(config.launch.nproc),
         command=command,
         num_cores=num_cores(),
         num_gpus=gpus,
@@ -131,6 +138,7 @@ def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
         num_hosts=config.launch.nnodes,
         rdzv_endpoint=config.launch.rdzv_endpoint,
         rdzv_timeout_s=config.launch.rdzv_timeout_s,
+        task=task,
     )
     for text in plan.warnings:
         note(f"ckptrun: warning: {text}")
