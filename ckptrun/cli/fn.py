@@ -11,6 +11,7 @@ Python goes through as well. Turned down: a path of its own for each command, wi
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from ckptrun.config.support import check_supported
 from ckptrun.config.yaml_format import dump
 from ckptrun.errors import UsageError
 from ckptrun.launch.plan import LaunchPlan, make_plan
+from ckptrun.launch.requeue import Policy
+from ckptrun.launch.walltime import Walltime
 from ckptrun.records import Fn, Progress, Resolution
 from ckptrun.resolve.explain import headline, passed_over, to_json
 from ckptrun.resolve.finished import Limits
@@ -72,6 +75,7 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         )
     work = RankWork(fn, config)
     command = command_line(fn, options)
+    grace_s = config.launch.grace_s
     plan = _plan(settled, command, {} if options.no_slurm else os.environ)
     return SessionSpec(
         fn=fn,
@@ -96,20 +100,47 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         )
         if fn == "fit"
         else None,
-        grace_s=DEFAULT_GRACE_S if config.launch.grace_s is None else config.launch.grace_s,
+        grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
         save_on_stop=config.run.save_on_stop,
         on_save_error=config.run.on_save_error,
         async_save=config.run.async_save,
         job=settled.job,
+        requeue=Policy(config.slurm.requeue, config.slurm.max_requeues),
+        hpc_save=config.slurm.hpc_save,
+        walltime=_walltime(settled, listener, dry_run=options.dry_run),
         command=command,
         on_resolution=tell_resolution,
         prepare=work.prepare if plan.launcher == "inline" else lambda: None,
-        echo=lambda text: note(f"ckptrun: {text}"),
+        echo=_echo,
         max_restarts=config.launch.max_restarts,
         hang_timeout_s=config.launch.hang_timeout_s,
         start_method=config.launch.start_method,
         output=lambda line, is_error: (note if is_error else say)(line),
         make_display=_display_of(settled),
+    )
+
+
+def _echo(text: str) -> None:
+    note(f"ckptrun: {text}")
+
+
+def _walltime(settled: Settled, listener: StopListener, *, dry_run: bool) -> Walltime | None:
+    """What watches the time; None where there is no end to watch for. The listener hears of the signals for it."""
+    from ckptrun.environment.slurm import end_time
+
+    config, job = settled.config, settled.job
+    listener.walltime_signals = tuple(int(getattr(signal, name)) for name in config.slurm.signals)
+    in_job = job is not None and job.batch and settled.fn == "fit" and not config.trainer.fast_dev_run
+    limit_s = config.launch.time_limit
+    if dry_run or not (in_job or limit_s is not None):
+        return None
+    return Walltime(
+        listener,
+        job=job if in_job else None,
+        say=_echo,
+        limit_s=limit_s,
+        job_end=end_time(os.environ) if in_job else None,
+        grace_given=config.launch.grace_s is not None,
     )
 
 

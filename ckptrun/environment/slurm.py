@@ -33,10 +33,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "step_tasks": "SLURM_STEP_NUM_TASKS",
     "step_tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
     "step_nodes": "SLURM_STEP_NODELIST",
-    "job_nodes": "SLURM_JOB_NODELIST",
     "cpus_per_task": "SLURM_CPUS_PER_TASK",
-    "job_num_nodes": "SLURM_JOB_NUM_NODES",
-    "job_tasks": "SLURM_NTASKS",
     "end_time": "SLURM_JOB_END_TIME",  # since 22.05, and not where the limit was changed since
     "het_size": "SLURM_HET_SIZE",
     "pack_size": "SLURM_PACK_SIZE",  # what that was called before 20.02
@@ -117,26 +114,6 @@ def task_facts(env: Mapping[str, str], *, at_terminal: bool) -> TaskFacts | None
 
 
 _STEP_FACTS = ("step_tasks", "step_tasks_per_node", "step_nodes", "node_number", "rank", "local_rank")
-
-
-def shell_above(env: Mapping[str, str], pid: int) -> bool:
-    """Whether a batch script's shell stands between SLURM and this process, so that no signal of SLURM's comes here.
-
-    ``--signal`` reaches the tasks of steps, or with ``B:`` the shell alone, which dies of it.
-
-    Args:
-        pid: of this process.
-    """
-    script = _fact(env, "task_pid")
-    in_script = _fact(env, "kind") == "BATCH" and _fact(env, "step") is None
-    return in_script and script is not None and script != str(pid)
-
-
-def nodes_left_alone(env: Mapping[str, str]) -> int:
-    """How many of the job's nodes a command in the batch step leaves without work: all but its own."""
-    if _fact(env, "kind") != "BATCH" or _fact(env, "step") is not None:
-        return 0
-    return max(0, _number(env, "job_num_nodes") - 1)
 
 
 def end_time(env: Mapping[str, str]) -> float | None:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 _TIMEOUT_S = 10.0
+_DEAF = 'trap "" TERM INT HUP USR1 USR2; exec scontrol "$@"'
+_NOT_FOUND = 127
+_TRIES = 3
 _WORD = re.compile(r"(?:^|\s)([A-Za-z:/]+)=(\S*)")
 
 Meaning = Literal["preempted", "requeued", "time-limit", "cancelled", "signal", "unknown"]
@@ -93,9 +96,9 @@ def meaning_of_sigterm(
     if job.state == "RUNNING":
         ended = job.end is not None and now >= job.end - slack_s
         return "time-limit" if ended else "signal"
-    # It is being ended: at its limit, or before.
-    if known_end is not None:
-        return "time-limit" if now >= known_end - slack_s else "cancelled"
+    # It is being ended: at its limit, which may have been changed since it was last asked for, or before.
+    if known_end is not None and now >= known_end - slack_s:
+        return "time-limit"
     if job.limit_s is None or job.start is None or job.end is None:
         return "cancelled"
     return "time-limit" if job.end - job.start >= job.limit_s - slack_s else "cancelled"
@@ -103,7 +106,10 @@ def meaning_of_sigterm(
 
 def read_job(job_id: str, env: Mapping[str, str] | None = None) -> QueueJob | None:
     """The job as the controller sees it now; None where it does not say, or there is no ``scontrol``."""
-    done = scontrol(["--oneliner", "show", "job", job_id], env)
+    for _ in range(_TRIES):
+        done = scontrol(["--oneliner", "show", "job", job_id], env)
+        if done is None or done.returncode >= 0:  # else a signal ended it before it could turn deaf
+            break
     return None if done is None or done.returncode != 0 else parse_job(done.stdout)
 
 
@@ -119,13 +125,28 @@ def parse_kill_wait_s(text: str) -> float | None:
     return None if found is None else float(found[1])
 
 
+def read_lead_s(job_id: str, env: Mapping[str, str] | None = None) -> float | None:
+    """How long before the limit the job's script asks for a signal; None where it asks for none in its own lines."""
+    done = scontrol(["write", "batch_script", job_id, "-"], env)
+    return None if done is None or done.returncode != 0 else parse_lead_s(done.stdout)
+
+
+def parse_lead_s(script: str) -> float | None:
+    """The lead of ``#SBATCH --signal=[B:]USR1@120``; 60 where it names none, as SLURM has it."""
+    found = re.findall(r"^#SBATCH\s+--signal[=\s]\s*[\"']?(?:[A-Z]+:)?\w+(?:@(\d+))?", script, re.MULTILINE)
+    return None if not found else float(found[-1] or 60)
+
+
 def scontrol(
     words: Sequence[str], env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run ``scontrol``; None where there is none, or it does not answer."""
+    """Run ``scontrol``; None where there is none, or it does not answer.
+
+    SLURM sends SIGTERM to all processes of a step, and often twice: this one is not to die of it.
+    """
     try:
-        return subprocess.run(
-            ["scontrol", *words],
+        done = subprocess.run(
+            ["sh", "-c", _DEAF, "scontrol", *words],
             env={**(os.environ if env is None else env), "SLURM_TIME_FORMAT": "%s"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -134,5 +155,6 @@ def scontrol(
             start_new_session=True,  # a signal to this process's group is not for it
             check=False,
         )
+        return None if done.returncode == _NOT_FOUND else done
     except (OSError, subprocess.TimeoutExpired):
         return None

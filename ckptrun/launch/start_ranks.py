@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
 
 _FACTS = (
-    "run_id", "attempt", "lease_epoch", "job", "save_on_stop", "on_save_error", "async_save", "trust", "override",
-    "exact", "strategy", "versions", "resume_past_early_stop", "logs_dir",
+    "run_id", "attempt", "lease_epoch", "job", "save_on_stop", "hpc_for", "on_save_error", "async_save", "trust",
+    "override", "exact", "strategy", "versions", "resume_past_early_stop", "logs_dir",
 )  # fmt: skip
 
 

@@ -351,7 +351,9 @@ class TorchrunLaunch:
     def _tell_stop(self, rank: Rank) -> None:
         request = self._told_stop
         if request is not None:
-            rank.channel.send("stop", reason=str(request.reason), signum=request.signum)
+            rank.channel.send(
+                "stop", reason=str(request.reason), signum=request.signum, no_save=request.no_save
+            )
 
     def _pass_requests_on(self) -> None:
         request = self._listener.request

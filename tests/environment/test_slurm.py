@@ -8,8 +8,6 @@ from ckptrun.environment.slurm import (
     array_task,
     end_time,
     job_facts,
-    nodes_left_alone,
-    shell_above,
     task_facts,
 )
 from ckptrun.errors import UsageError
@@ -145,22 +143,6 @@ def test_a_heterogeneous_job_is_refused(name: str) -> None:
 def test_what_does_not_fit_together_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="what SLURM says about this step cannot be used"):
         task_facts({**TASK, **wrong}, at_terminal=False)
-
-
-@pytest.mark.parametrize(
-    ("env", "shell", "alone"),
-    [
-        pytest.param(SCRIPT, True, 0, id="a bare line in a script"),
-        pytest.param({**SCRIPT, "SLURM_TASK_PID": "5"}, False, 0, id="exec"),
-        pytest.param({**SCRIPT, "SLURM_JOB_NUM_NODES": "4"}, True, 3, id="a bare line, on one of four nodes"),
-        pytest.param({**STEP, "SLURM_JOB_NUM_NODES": "4"}, False, 0, id="srun"),
-        pytest.param(PTY, False, 0, id="srun --pty bash"),
-        pytest.param({}, False, 0, id="outside of SLURM"),
-    ],
-)
-def test_what_stands_between_slurm_and_the_command(env: dict[str, str], shell: bool, alone: int) -> None:
-    assert shell_above(env, pid=5) is shell
-    assert nodes_left_alone(env) == alone
 
 
 def test_the_end_that_the_environment_knows() -> None:

@@ -12,6 +12,7 @@ from ckptrun.environment.slurm_queue import (
     meaning_of_sigterm,
     parse_job,
     parse_kill_wait_s,
+    parse_lead_s,
 )
 
 RUNNING = (
@@ -82,6 +83,9 @@ ENDING = replace(GOING, state="COMPLETING")
         pytest.param(replace(ENDING, state="PENDING"), 500, 1000, "requeued", id="waits for its next start"),
         pytest.param(replace(ENDING, end=500.0), 500, 1000, "cancelled", id="scancel"),
         pytest.param(
+            replace(ENDING, end=500.0, limit_s=400.0), 500, 1000, "time-limit", id="limit cut short"
+        ),
+        pytest.param(
             replace(ENDING, state="CANCELLED", end=500.0), 500, None, "cancelled", id="scancel, end unknown"
         ),
         pytest.param(replace(ENDING, end=1010.0), 1010, 1000, "time-limit", id="time limit, looked at late"),
@@ -100,3 +104,18 @@ def test_what_sigterm_means(job: QueueJob | None, now: float, known_end: float |
 def test_a_job_in_its_second_start_is_not_taken_for_one_that_was_requeued() -> None:
     job = replace(ENDING, restarts=1, end=500.0)
     assert meaning_of_sigterm(job, restart_count=1, now=500.0, known_end=1000.0) == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("script", "lead_s"),
+    [
+        ("#!/bin/bash\n#SBATCH --time=1:00\n#SBATCH --signal=USR1@300\nsrun x\n", 300.0),
+        ("#SBATCH --signal=B:USR1@120\n", 120.0),
+        ("#SBATCH --signal B:10@90\n", 90.0),
+        ("#SBATCH --signal=USR1\n", 60.0),
+        ("#SBATCH --signal='USR1@30'\n", 30.0),
+        ("#!/bin/bash\nsrun x --signal=USR1@30\n", None),
+    ],
+)
+def test_the_lead_that_a_script_asks_for(script: str, lead_s: float | None) -> None:
+    assert parse_lead_s(script) == lead_s

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import rank_work
 from slurm_cluster import SlurmCluster
 
@@ -59,3 +62,24 @@ class Project:
             return []
         events = [json.loads(line) for line in lines]
         return [each for each in events if event in (None, each["event"])]
+
+    def wait_for_step(self, job: str, step: int, run: str = "demo") -> None:
+        """Wait until training of a job that runs has reached ``step``."""
+        self._wait(job, lambda: (self.status(run).get("step") or 0) >= step, f"step {step} of {run}")
+
+    def wait_for_attempt(self, job: str, attempt: int, run: str = "demo") -> None:
+        """Wait until that attempt of the run trains."""
+
+        def trains() -> bool:
+            status = self.status(run)
+            return status.get("attempt") == attempt and status.get("status") == "RUNNING"
+
+        self._wait(job, trains, f"attempt {attempt} of {run}")
+
+    def _wait(self, job: str, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            state = self.cluster.state(job)
+            if time.monotonic() > deadline or state in ("FAILED", "CANCELLED", "TIMEOUT", "COMPLETED"):
+                pytest.fail(f"{what} has not come, and the job is {state}\n{self.cluster.told(job)}")
+            time.sleep(0.05)
