@@ -196,16 +196,24 @@ def _run(spec: SessionSpec) -> SessionResult:
 def _see_to_the_job(spec: SessionSpec, result: SessionResult) -> SessionResult:
     """Have the SLURM job start again, where it was stopped for its time: after ledger and status are written."""
     outcome, job = result.outcome, _batch_job(spec)
-    if job is None or outcome is None or not outcome.built or outcome.stop_reason is not StopReason.WALLTIME:
+    if job is None or outcome is None or not outcome.built:
         return result
-    code = _requeue(spec, job)
+    if outcome.stop_reason is StopReason.WALLTIME:
+        code = _requeue(spec, job)
+    elif getattr(outcome.error, "host_lost", False):
+        code = _requeuer(spec, job).after_lost_node(result.exit_code)
+    else:
+        return result
     return replace(result, exit_code=code, requeued=code == ENDED)
 
 
 def _requeue(spec: SessionSpec, job: JobFacts, *, wait: bool = True) -> int:
     assert spec.walltime is not None
-    requeue = Requeue(job, spec.folder, spec.requeue, spec.listener, spec.echo)
-    return requeue.after(_meaning(spec), ending=spec.walltime.ending, wait=wait)
+    return _requeuer(spec, job).after(_meaning(spec), ending=spec.walltime.ending, wait=wait)
+
+
+def _requeuer(spec: SessionSpec, job: JobFacts) -> Requeue:
+    return Requeue(job, spec.folder, spec.requeue, spec.listener, spec.echo)
 
 
 def _batch_job(spec: SessionSpec) -> JobFacts | None:
@@ -767,7 +775,7 @@ class _Quiet:
 
     def stop(self, final_line: str | None = None) -> None:
         if final_line is not None:
-            self._echo(final_line)
+            self._echo(final_line.removeprefix("ckptrun: "))
 
     def say(self, text: str) -> None:
         self._echo(text)

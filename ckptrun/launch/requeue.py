@@ -12,6 +12,7 @@ signal comes, with ranks still saving: the next start may find the node before t
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,8 +109,7 @@ class Requeue:
             ending: SLURM is ending the job's processes already, and tells it no more.
             wait: for the end that SLURM prepares; False where this process is about to end anyway.
         """
-        why = "walltime" if meaning is None or meaning == "time-limit" else "preempted"
-        why = "signal" if meaning == "unknown" else why
+        why = self._why(meaning)
         attempts = read_attempts(self.folder.attempts)
         if meaning == "requeued":
             self._note(attempts, by="slurm", why=why)
@@ -125,25 +125,60 @@ class Requeue:
         if no is not None:
             self.say(f"job {self.job.key} is not requeued: {no}")
             return NOT_AGAIN
-        if (self.policy.mode or "scontrol") != "scontrol":
+        if not self._by_scontrol:
             self._note(attempts, by=self.policy.mode or "", why=why)
             self.say(
                 f"job {self.job.key} is not requeued here (slurm.requeue: {self.policy.mode}): exit {START_AGAIN}"
             )
             return START_AGAIN
-        before = self.listener.num_terms
-        problem = _requeue(self.job.key)
+        problem = self._scontrol(attempts, why, wait=wait and not ending)
         if problem is not None:
             self._note(attempts, by="exit-code", why=why, problem=problem)
             self.say(
                 f"job {self.job.key} could not be requeued ({problem}): exit {START_AGAIN}, which its script acts on"
             )
             return START_AGAIN
+        return ENDED
+
+    def after_lost_node(self, code: int) -> int:
+        """The same where a node is gone, which SLURM may notice after this command has ended: it would count as failed.
+
+        Args:
+            code: what the command ends with where the job is not requeued.
+        """
+        attempts = read_attempts(self.folder.attempts)
+        no = refusal(attempts, read_requeues(self.folder.attempts), self.job, self.policy, preempted=True)
+        if no is None and not self._by_scontrol:
+            return code
+        problem = no or self._scontrol(attempts, "node-lost", wait=True)
+        if problem is None:
+            return ENDED
+        self.say(f"job {self.job.key} is not requeued: {problem}")
+        return code
+
+    @property
+    def _by_scontrol(self) -> bool:
+        return self.policy.mode in (None, "scontrol")
+
+    def _why(self, meaning: Meaning | None) -> str:
+        if meaning in ("preempted", "requeued"):
+            return "preempted"
+        request = self.listener.request
+        if meaning == "time-limit" or request is None or request.signum is None:
+            return "walltime"
+        return signal.Signals(request.signum).name
+
+    def _scontrol(self, attempts: Sequence[AttemptRecord], why: str, *, wait: bool) -> str | None:
+        """Requeue, and wait for the end that follows; why that could not be done, None where it was."""
+        before = self.listener.num_terms
+        problem = _requeue(self.job.key)
+        if problem is not None:
+            return problem
         self._note(attempts, by="scontrol", why=why)
         self.say(f"job {self.job.key} is requeued ({why}); SLURM ends it now")
-        if wait and not ending:
+        if wait:
             self._await_end(before)
-        return ENDED
+        return None
 
     def _note(
         self, attempts: Sequence[AttemptRecord], *, by: str, why: str, problem: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def scontrol(folder: Path, code: int) -> None:
         pytest.param(None, None, 0, ENDED, ("scontrol", "walltime", None), id="requeued"),
         pytest.param(None, "preempted", 0, ENDED, ("scontrol", "preempted", None), id="preempted"),
         pytest.param(None, "requeued", 0, ENDED, ("slurm", "preempted", None), id="SLURM did it"),
-        pytest.param(None, "unknown", 1, START_AGAIN, ("exit-code", "signal", "refused"), id="refused"),
+        pytest.param(None, "unknown", 1, START_AGAIN, ("exit-code", "SIGTERM", "refused"), id="refused"),
         pytest.param("exit-code", "time-limit", 0, START_AGAIN, ("exit-code", "walltime", None), id="exit-code"),
         pytest.param("none", None, 0, START_AGAIN, ("none", "walltime", None), id="none"),
     ],
@@ -111,7 +112,10 @@ def test_who_sees_to_it(
         steps_gained=4, steps_replayed=0, save_s=0, restore_s=0,
     )  # fmt: skip
     said: list[str] = []
-    requeue = Requeue(JOB, folder, Policy(mode), StopListener(), said.append)  # type: ignore[arg-type]
+    listener = StopListener()
+    if meaning is not None:
+        listener.request_stop(StopReason.SIGTERM, signum=signal.SIGTERM)
+    requeue = Requeue(JOB, folder, Policy(mode), listener, said.append)  # type: ignore[arg-type]
     assert requeue.after(meaning, ending=True) == code
     (record,) = read_requeues(folder.attempts)
     assert (record.by, record.why, record.job, record.attempt) == (noted[0], noted[1], "7_1", 1)
