@@ -93,7 +93,7 @@ class Agent(SimpleElasticAgent):
             cards = _exchange(store, self._card, group_rank, group_world_size)
             order = sorted(
                 range(group_world_size),
-                key=lambda each: (not cards[each]["leads"], cards[each]["order"], each),
+                key=lambda each: (not cards[each]["leads"], cards[each].get("order", 0), each),
             )
             self._cards = [cards[each] for each in order]
             group_rank = order.index(group_rank)
