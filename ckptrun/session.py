@@ -11,6 +11,7 @@ run's folder does not exist yet it resolves once before, so that a reference tha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
     from ckptrun.launch.hosts import Hosts
 
+_FIRST_TASK_ENDS_S = 5.0
 _FORCED_END_S = 10.0  # far more than a forced end takes
 _NO_RESTART_HELPS = (
     2,
@@ -186,11 +188,8 @@ def run_session(spec: SessionSpec) -> SessionResult:
 def _run(spec: SessionSpec) -> SessionResult:
     if spec.walltime is None:
         return _work(spec)
-    spec.walltime.start()
-    try:
+    with spec.walltime:
         return _see_to_the_job(spec, _work(spec))
-    finally:
-        spec.walltime.close()
 
 
 def _see_to_the_job(spec: SessionSpec, result: SessionResult) -> SessionResult:
@@ -207,9 +206,9 @@ def _see_to_the_job(spec: SessionSpec, result: SessionResult) -> SessionResult:
     return replace(result, exit_code=code, requeued=code == ENDED)
 
 
-def _requeue(spec: SessionSpec, job: JobFacts, *, wait: bool = True) -> int:
+def _requeue(spec: SessionSpec, job: JobFacts, *, wait: bool = True, began: bool = True) -> int:
     assert spec.walltime is not None
-    return _requeuer(spec, job).after(_meaning(spec), ending=spec.walltime.ending, wait=wait)
+    return _requeuer(spec, job).after(_meaning(spec), ending=spec.walltime.ending, wait=wait, began=began)
 
 
 def _requeuer(spec: SessionSpec, job: JobFacts) -> Requeue:
@@ -269,11 +268,31 @@ def _start_fork_server(spec: SessionSpec) -> ForkServer:
 
 def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
     """Meet the others; then lead them through the same story, or follow the one that does."""
-    from ckptrun.launch.together import Part, take_part
 
     def lead(hosts: Hosts) -> SessionResult:
         spec.hosts = hosts
         return _run(spec)
+
+    task = spec.plan.task
+    watches = spec.walltime if task is not None and task.number == 0 else None
+    with watches or contextlib.nullcontext():
+        return _take_part(spec, lead)
+
+
+def _stopped_before_all_had_met(spec: SessionSpec, code: int) -> SessionResult:
+    """SLURM's task 0 sees to the job all the same, and the others do not cut it off by their end."""
+    task, job, request = spec.plan.task, _batch_job(spec), spec.listener.request
+    if task is None or job is None or request is None:
+        return SessionResult(code)
+    if task.number:
+        spec.listener.await_term(_FIRST_TASK_ENDS_S)
+    elif comes_again(request.reason, _meaning(spec)):
+        code = _requeue(spec, job, began=False)
+    return SessionResult(code, requeued=code == ENDED)
+
+
+def _take_part(spec: SessionSpec, lead: Callable[[Hosts], SessionResult]) -> SessionResult:
+    from ckptrun.launch.together import Part, take_part
 
     return take_part(
         Part(
@@ -291,6 +310,7 @@ def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
         lead=lead,
         last_word=lambda result: (result.exit_code, _told_to_followers(result)),
         ended=SessionResult,
+        stopped=lambda code: _stopped_before_all_had_met(spec, code),
     )
 
 

@@ -51,6 +51,7 @@ _EXIT_CODES = {
     StopReason.REQUESTED: 143,
 }
 _LEAST_LEFT_S = 1.0
+_POLL_S = 0.05
 _LONGEST_WAIT_S = 3600.0  # poll takes no year
 _REPLACED_BY_FAILED_SAVE = (0, 129, 130, 143)
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
@@ -293,6 +294,17 @@ class StopListener:
         with self._lock:
             self.save_requested += 1
         self.on_change()
+
+    def await_term(self, timeout_s: float, *, since: int | None = None) -> None:
+        """Wait until SIGTERM comes, once more.
+
+        Args:
+            since: how often it had come when the wait was decided on.
+        """
+        before = self.num_terms if since is None else since
+        deadline = time.monotonic() + timeout_s
+        while self.num_terms == before and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def begins(self) -> None:
         """Work begins, for the first time or once more: the grace period counts."""

@@ -12,8 +12,8 @@ signal comes, with ranks still saving: the next start may find the node before t
 
 from __future__ import annotations
 
+import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +30,6 @@ NOT_AGAIN = 1
 ENDED = 143
 _STARTS_WITHOUT_PROGRESS = 3  # of a job that others keep preempting
 _ENDED_WITHIN_S = 300.0
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ def refusal(
     policy: Policy,
     *,
     preempted: bool,
+    began: bool = True,
 ) -> str | None:
     """Why the job is not to start again; None where it is.
 
@@ -63,13 +63,14 @@ def refusal(
         attempts: of the run, the one that has just ended last.
         requeues: those that the run's ledger tells of.
         preempted: others took the job's place, so that it may have had no time to do anything.
+        began: this start of the job has come to an attempt.
     """
     keys = (job.key, *job.previous)
     done = sum(each.job in keys and each.by != "slurm" for each in requeues)
     if policy.max_requeues is not None and done >= policy.max_requeues:
         return f"it was requeued {done} times, and slurm.max_requeues is {policy.max_requeues}"
     own = [attempt for attempt in attempts if attempt.job in keys]
-    idle = 0
+    idle = 0 if began else 1
     for attempt in reversed(own):
         if progressed(attempt):
             break
@@ -101,13 +102,14 @@ class Requeue:
     listener: StopListener
     say: Callable[[str], None]
 
-    def after(self, meaning: Meaning | None, *, ending: bool, wait: bool = True) -> int:
+    def after(self, meaning: Meaning | None, *, ending: bool, wait: bool = True, began: bool = True) -> int:
         """See to it that the job starts again, and return this command's exit code.
 
         Args:
             meaning: what SIGTERM was for, None where the stop had another cause.
             ending: SLURM is ending the job's processes already, and tells it no more.
             wait: for the end that SLURM prepares; False where this process is about to end anyway.
+            began: an attempt has begun; False where the job's tasks had not met yet.
         """
         why = self._why(meaning)
         attempts = read_attempts(self.folder.attempts)
@@ -121,6 +123,7 @@ class Requeue:
             self.job,
             self.policy,
             preempted=why == "preempted",
+            began=began,
         )
         if no is not None:
             self.say(f"job {self.job.key} is not requeued: {no}")
@@ -177,12 +180,14 @@ class Requeue:
         self._note(attempts, by="scontrol", why=why)
         self.say(f"job {self.job.key} is requeued ({why}); SLURM ends it now")
         if wait:
-            self._await_end(before)
+            self.listener.await_term(_ENDED_WITHIN_S, since=before)
         return None
 
     def _note(
         self, attempts: Sequence[AttemptRecord], *, by: str, why: str, problem: str | None = None
     ) -> None:
+        if not os.path.isdir(self.folder.path):
+            return  # nothing has begun, so there is nothing to tell about
         try:
             append_requeue(
                 self.folder.attempts,
@@ -194,11 +199,6 @@ class Requeue:
             )
         except OSError as error:
             self.say(f"the requeue could not be noted in {self.folder.attempts}: {error.strerror or error}")
-
-    def _await_end(self, num_terms: int) -> None:
-        deadline = time.monotonic() + _ENDED_WITHIN_S
-        while self.listener.num_terms == num_terms and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
 
 
 def _requeue(key: str) -> str | None:

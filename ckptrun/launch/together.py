@@ -57,22 +57,24 @@ def take_part(
     lead: Callable[[Hosts], ResultT],
     last_word: Callable[[ResultT], tuple[int, str]],
     ended: Callable[[int], ResultT],
+    stopped: Callable[[int], ResultT],
 ) -> ResultT:
     """Meet the others; then lead them through ``lead``, or follow the one that does.
 
     Args:
         last_word: the exit code and the line that all others end with.
         ended: makes a result of an exit code, where this host does not lead.
+        stopped: the same, where a stop came before all had met.
 
     Raises:
         CkptrunError: nothing was started. Where this host leads, the others end with the same code.
     """
     with _endpoint(part) as endpoint:
         if endpoint is None:
-            return ended(_stopped(part))
+            return stopped(_stopped(part))
         place = Place(endpoint, part.plan.num_hosts, part.plan.rdzv_timeout_s)
         try:
-            return _take_part(part, place, lead=lead, last_word=last_word, ended=ended)
+            return _take_part(part, place, lead=lead, last_word=last_word, ended=ended, stopped=stopped)
         finally:
             place.close()
 
@@ -90,6 +92,7 @@ def _take_part(
     lead: Callable[[Hosts], ResultT],
     last_word: Callable[[ResultT], tuple[int, str]],
     ended: Callable[[int], ResultT],
+    stopped: Callable[[int], ResultT],
 ) -> ResultT:
     card = new_card(
         place,
@@ -103,7 +106,7 @@ def _take_part(
     )
     met = meet(part.fork_server(), place, card, over=part.over, say=part.say)
     if met is None:
-        return ended(_stopped(part))
+        return stopped(_stopped(part))
     if not met.leads:
         following = Following(
             place, card, part.rank_main, part.listener, part.fork_server, part.say, part.plan.local

@@ -128,12 +128,24 @@ class Walltime:
         self._progress: Progress | None = None
         self._over = threading.Event()
         self._warned = False
+        self._entered = 0
         self._asked = threading.Event()
         self._meaning: Meaning = "unknown"
         self._thread: threading.Thread | None = None
         self.ending = False  # SLURM is ending the job's processes already
 
     # -- what it is told -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Walltime:
+        self._entered += 1
+        if self._entered == 1:
+            self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered -= 1
+        if self._entered == 0:
+            self.close()
 
     def start(self) -> None:
         """Begin to watch."""

@@ -75,6 +75,14 @@ def test_what_is_not_requeued(
     assert (why is None) if said is None else (said in (why or ""))
 
 
+def test_a_start_that_came_to_nothing_counts_too() -> None:
+    assert refusal([MOVED], [], JOB, Policy(), preempted=True, began=False) is None
+    assert "in this start" in (refusal([MOVED], [], JOB, Policy(), preempted=False, began=False) or "")
+    assert "its last 3 starts" in (
+        refusal([IDLE, IDLE], [], JOB, Policy(), preempted=True, began=False) or ""
+    )
+
+
 def scontrol(folder: Path, code: int) -> None:
     """A program of that name that writes its arguments down and ends with ``code``."""
     path = folder / "scontrol"

@@ -65,7 +65,7 @@ class Project:
 
     def wait_for_step(self, job: str, step: int, run: str = "demo") -> None:
         """Wait until training of a job that runs has reached ``step``."""
-        self._wait(job, lambda: (self.status(run).get("step") or 0) >= step, f"step {step} of {run}")
+        self.wait_until(job, lambda: (self.status(run).get("step") or 0) >= step, f"step {step} of {run}")
 
     def wait_for_attempt(self, job: str, attempt: int, run: str = "demo") -> None:
         """Wait until that attempt of the run trains."""
@@ -74,9 +74,10 @@ class Project:
             status = self.status(run)
             return status.get("attempt") == attempt and status.get("status") == "RUNNING"
 
-        self._wait(job, trains, f"attempt {attempt} of {run}")
+        self.wait_until(job, trains, f"attempt {attempt} of {run}")
 
-    def _wait(self, job: str, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    def wait_until(self, job: str, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        """Wait for a condition while the job has not ended."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             state = self.cluster.state(job)

@@ -166,3 +166,16 @@ def test_preempted_in_each_way_that_there_is(slurm_cluster: SlurmCluster, projec
         assert requeues(project, name) == [("slurm" if name == "low" else "scontrol", "preempted")]
         first, second = project.ledger(name, "start")[:2]
         assert second["start_step"] == project.ledger(name, "end")[0]["step"] > first["start_step"]
+
+
+def test_signalled_before_the_tasks_have_met(slurm_cluster: SlurmCluster, project: Project) -> None:
+    fit = f"ckptrun fit --ckpt last {FOREVER}"
+    # Task 1 begins when it is let; until then task 0 waits for it.
+    line = f"srun bash -c 'while [ $SLURM_PROCID = 1 ] && [ ! -e go ]; do sleep 0.1; done; exec {fit}'"
+    job = project.submit(line.replace("'callbacks", '"callbacks').replace("}}'", '}}"'), "--nodes=2")
+    meeting = project.folder / "runs" / f".meet-{job}-0-0.json"
+    project.wait_until(job, meeting.exists, "task 0 says where to meet")
+    slurm_cluster.run("scancel", "--signal=USR1", f"{job}.0")
+    slurm_cluster.wait_for_state(job, "FAILED")
+    assert f"job {job} is not requeued: nothing was done and saved in this start" in project.output(job)
+    assert not (project.folder / "runs").exists()

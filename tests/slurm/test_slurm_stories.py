@@ -37,7 +37,7 @@ def test_a_job_of_two_nodes_is_signalled_loses_a_node_is_preempted_and_ends_with
 ) -> None:
     job = project.submit(
         f"srun --kill-on-bad-exit=1 ckptrun fit --ckpt last trainer.max_steps=900 '{SLOW}'",
-        "--nodes=2", "--ntasks-per-node=1", "--requeue", "--partition=low", "--time=1", "--signal=USR1@55",
+        "--nodes=2", "--ntasks-per-node=1", "--requeue", "--partition=low", "--time=1", "--signal=USR1@45",
     )  # fmt: skip
 
     def step() -> int:
