@@ -134,8 +134,7 @@ class StopListener:
         on_ending: called before each of these two, and before the end at the third Ctrl-C, with whether the stacks of
             threads are wanted: what has to be known elsewhere before this process ends at once.
         on_request: called, and meant to return at once, with the first wish to stop.
-        time_left_s: seconds until the walltime is over, None where there is no end; after a stop for the walltime all
-            ends then at the latest.
+        time_left_s: how long a stop for the walltime may take until it is forced, None where there is no end.
         no_time_to_save: whether that is too short to begin a save.
         num_terms: how often SIGTERM has come, also once the work has ended.
         on_change: called, and meant to return at once, when ``request`` or ``save_requested`` has changed.

@@ -14,8 +14,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptrun.environment.slurm_queue import (
     Meaning,
@@ -37,6 +38,7 @@ _ASK_MOST_S, _ASK_LEAST_S = 60.0, 5.0
 _ASK_EVERY = 0.05  # of the time that is left
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 15.0
+_STEPS_KNOWN = 5
 _SAVES_KNOWN = 10  # the newest ones, for a run that has become quicker
 
 
@@ -94,7 +96,12 @@ class _Known:
     job_end: float | None = None  # seconds since 1970
     job_start: float | None = None
     save_s: float = 0.0
-    step_s: float = 0.0
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KNOWN))
+
+    @property
+    def step_s(self) -> float:
+        """The median, so that a validation between two steps is not taken for a slow one."""
+        return sorted(self.steps_s)[len(self.steps_s) // 2] if self.steps_s else 0.0
 
 
 class Walltime:
@@ -149,9 +156,11 @@ class Walltime:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._listener.time_left_s = self.left_s
+        self._listener.time_left_s = self._allowed_s
         self._listener.no_time_to_save = lambda: no_save_fits(self._known.save_s, self.left_s())
         self._listener.on_request = self._requested
+        if self._listener.request is not None:
+            self._requested(self._listener.request)  # it came before there was somebody to ask
         self._thread = threading.Thread(target=self._watch, name="ckptrun-walltime", daemon=True)
         self._thread.start()
 
@@ -180,6 +189,11 @@ class Walltime:
         ends = [end for end in (self._known.job_end, self._limit_end) if end is not None]
         return min(ends) - time.time() if ends else None
 
+    def _allowed_s(self) -> float | None:
+        """How long a stop for the walltime may take: SLURM gives a job KillWait more after its end."""
+        left_s = self.left_s()
+        return None if left_s is None else left_s + self._listener.grace_s
+
     def meaning(self) -> Meaning | None:
         """What the controller said that SIGTERM was for; None outside of a batch job."""
         if self._job is None:
@@ -202,7 +216,7 @@ class Walltime:
             progress = self._progress
             if progress is not None and progress.step != last_step:
                 if last_step is not None and progress.step > last_step:
-                    self._known.step_s = (now - last_at) / (progress.step - last_step)
+                    self._known.steps_s.append((now - last_at) / (progress.step - last_step))
                 last_step, last_at = progress.step, now
             self._stop_in_time()
             self._warn()
