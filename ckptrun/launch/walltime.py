@@ -105,7 +105,7 @@ class _Known:
 
 
 class Walltime:
-    """Watches the time in a thread of its own, from :meth:`start` to :meth:`close`.
+    """Watches the time in threads of its own, from :meth:`start` to :meth:`close`.
 
     Args:
         job: the batch job that this command runs in; None where it is in none.
@@ -138,7 +138,7 @@ class Walltime:
         self._entered = 0
         self._asked = threading.Event()
         self._meaning: Meaning = "unknown"
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self.ending = False  # SLURM is ending the job's processes already
 
     # -- what it is told -----------------------------------------------------------------------------------
@@ -161,14 +161,18 @@ class Walltime:
         self._listener.on_request = self._requested
         if self._listener.request is not None:
             self._requested(self._listener.request)  # it came before there was somebody to ask
-        self._thread = threading.Thread(target=self._watch, name="ckptrun-walltime", daemon=True)
-        self._thread.start()
+        tasks = [self._watch] if self._job is None else [self._watch, self._read_now_and_then]
+        self._threads = [
+            threading.Thread(target=each, name="ckptrun-walltime", daemon=True) for each in tasks
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Watch no longer."""
         self._over.set()
-        if self._thread is not None:
-            self._thread.join(_ANSWER_S)
+        for thread in self._threads:
+            thread.join(_ANSWER_S)
         self._listener.time_left_s = lambda: None
         self._listener.no_time_to_save = lambda: False
         self._listener.on_request = lambda _: None
@@ -204,28 +208,32 @@ class Walltime:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        if self._job is not None:
-            self._read_kill_wait()
-        next_read = 0.0
         last_step, last_at = None, 0.0
         while not self._over.is_set():
-            now = time.monotonic()
-            if self._job is not None and now >= next_read and self._listener.request is None:
-                self._hear(read_job(self._job.id))
-                next_read = now + ask_again_s(self.left_s())
-            progress = self._progress
+            now, progress = time.monotonic(), self._progress
             if progress is not None and progress.step != last_step:
                 if last_step is not None and progress.step > last_step:
                     self._known.steps_s.append((now - last_at) / (progress.step - last_step))
                 last_step, last_at = progress.step, now
             self._stop_in_time()
+            self._over.wait(_LOOK_EVERY_S)
+
+    def _read_now_and_then(self) -> None:
+        """In a thread of its own: a controller that does not answer must not hold up the clock."""
+        assert self._job is not None
+        self._read_kill_wait()
+        next_read = 0.0
+        while not self._over.is_set() and self._listener.request is None:
+            if time.monotonic() >= next_read:
+                self._hear(read_job(self._job.id))
+                next_read = time.monotonic() + ask_again_s(self.left_s())
             self._warn()
             self._over.wait(_LOOK_EVERY_S)
 
     def _warn(self) -> None:
         """Once, as soon as it is known how long a save takes."""
         known = self._known
-        if self._warned or self._job is None or not known.save_s or self._listener.request is not None:
+        if self._warned or self._job is None or not known.save_s:
             return
         self._warned = True
         for text in too_tight(
