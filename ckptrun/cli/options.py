@@ -254,12 +254,13 @@ OptionsT = TypeVar("OptionsT", bound=FnOptions)
 
 
 def takes(
-    options: type[OptionsT],
+    options: type[OptionsT], *, without: frozenset[str] = frozenset()
 ) -> Callable[[Callable[[typer.Context, OptionsT], int]], Callable[..., int]]:
     """Make a command out of a function of the context and one options object.
 
     Args:
         options: the dataclass whose fields become the command's options and arguments.
+        without: fields that do not, and keep their defaults.
     """
 
     def decorate(function: Callable[[typer.Context, OptionsT], int]) -> Callable[..., int]:
@@ -270,6 +271,8 @@ def takes(
             inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         ]
         for field in fields(options):
+            if field.name in without:
+                continue
             assert field.default is not MISSING  # every option has one; Typer would make it required
             parameters.append(
                 inspect.Parameter(

@@ -140,3 +140,21 @@ def _is_batch(env: Mapping[str, str]) -> bool:
 
 def _fact(env: Mapping[str, str], fact: str) -> str | None:
     return env.get(VARIABLES[fact]) or None
+
+
+_OF_EVERY_JOB = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_MPI_TYPE")
+
+
+def outside_of_the_job(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what SLURM told the job that asks.
+
+    sbatch hands its own environment on, and a new job would believe what was true of another: that it is the third
+    start (``SLURM_RESTART_COUNT``), or a task of an array.
+    """
+    own = ("SLURM_", "SLURMD_", "SRUN_")
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _OF_EVERY_JOB
+        or not (name.startswith(own) or name in (VARIABLES["kind"], VARIABLES["previous_jobs"]))
+    }
