@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ckptrun.cli.drift import config_check, early_stopping_changed
+from ckptrun.cli.job_check import job_warnings
 from ckptrun.cli.options import FnOptions, command_line
 from ckptrun.cli.output import note, print_json, say, stdout_kept_for_json
 from ckptrun.cli.rank import RankWork
@@ -54,6 +55,8 @@ def run_fn(fn: Fn, options: FnOptions, listener: StopListener | None) -> int:
     if options.print_config:
         return _print_config(settled, as_json=options.json)
     spec = make_spec(settled, options, listener or StopListener())
+    for text in job_warnings(settled, spec.plan, os.environ):
+        note(f"ckptrun: warning: {text}")
     if options.dry_run:
         return _dry_run(spec, as_json=options.json)
     return _launch(spec, options)

@@ -259,10 +259,8 @@ def _ranks_of_a_task(job: BatchJob, settled: Settled) -> int:
 
 def _cores(nproc: int, settled: Settled) -> int:
     """Cores for the ranks of a task, their threads where the config says how many, and their loader workers."""
-    data = settled.config.data
-    workers = 0 if data is None else data.init_args.get("num_workers", 0)
-    workers = workers if isinstance(workers, int) and not isinstance(workers, bool) else 0
-    return nproc * ((settled.config.trainer.num_threads or 1) + max(0, workers))
+    config = settled.config
+    return nproc * ((config.trainer.num_threads or 1) + config.num_loader_workers)
 
 
 def _signal_name(names: tuple[str, ...]) -> str:

@@ -37,6 +37,8 @@ VARIABLES: Final[Mapping[str, str]] = {
     "end_time": "SLURM_JOB_END_TIME",  # since 22.05, and not where the limit was changed since
     "het_size": "SLURM_HET_SIZE",
     "pack_size": "SLURM_PACK_SIZE",  # what that was called before 20.02
+    "node_gpus": "SLURM_GPUS_ON_NODE",
+    "nodes": "SLURM_JOB_NUM_NODES",
     "previous_jobs": "CKPTRUN_PREVIOUS_JOBS",  # ckptrun's own: the jobs this one was resubmitted from
 }
 INTERACTIVE_STEP = "4294967290"  # 0xfffffffa, the step in which salloc opens a shell on the node
@@ -140,6 +142,16 @@ def _is_batch(env: Mapping[str, str]) -> bool:
 
 def _fact(env: Mapping[str, str], fact: str) -> str | None:
     return env.get(VARIABLES[fact]) or None
+
+
+def gpus_on_node(env: Mapping[str, str]) -> int | None:
+    """How many of this node's GPUs the step has; None where SLURM does not say."""
+    return _number(env, "node_gpus") or None
+
+
+def num_nodes(env: Mapping[str, str]) -> int:
+    """How many nodes the job has; 0 where SLURM does not say."""
+    return _number(env, "nodes")
 
 
 _OF_EVERY_JOB = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_MPI_TYPE")
