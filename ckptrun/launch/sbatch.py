@@ -111,7 +111,8 @@ def log_pattern(job: BatchJob) -> str:
     # %x would be the job's name as it is, and a slash in it another folder.
     name = job.job_name.replace("/", "_").replace("%", "%%") if "/" in job.job_name else "%x"
     number = "%j" if job.array is None else "%A_%a"
-    return os.path.join(job.log_dir.replace("%", "%%"), f"{name}-{number}.out")
+    folder = "" if job.log_dir == os.curdir else job.log_dir.replace("%", "%%")
+    return os.path.join(folder, f"{name}-{number}.out")
 
 
 def log_path(job: BatchJob, job_id: str) -> str:
@@ -246,7 +247,7 @@ if [ "$code" -eq 75 ]; then
     task="${SLURM_ARRAY_TASK_ID-}"
     job="${task:+${SLURM_ARRAY_JOB_ID}_$task}"
     job="${job:-$SLURM_JOB_ID}"
-    if ! scontrol requeue "$job"; then
+    if ! scontrol requeue "$job" && ! scontrol --oneliner show job "$job" | grep -q JobState=PENDING; then
         # The new job was never restarted, whatever this one was.
         env -u SLURM_RESTART_COUNT sbatch --chdir="$SLURM_SUBMIT_DIR" ${task:+"--array=$task"} "$0" \\
             "$job${CKPTRUN_PREVIOUS_JOBS:+,$CKPTRUN_PREVIOUS_JOBS}" ||

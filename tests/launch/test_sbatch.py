@@ -31,7 +31,7 @@ if [ "$code" -eq 75 ]; then
     task="${SLURM_ARRAY_TASK_ID-}"
     job="${task:+${SLURM_ARRAY_JOB_ID}_$task}"
     job="${job:-$SLURM_JOB_ID}"
-    if ! scontrol requeue "$job"; then
+    if ! scontrol requeue "$job" && ! scontrol --oneliner show job "$job" | grep -q JobState=PENDING; then
         # The new job was never restarted, whatever this one was.
         env -u SLURM_RESTART_COUNT sbatch --chdir="$SLURM_SUBMIT_DIR" ${task:+"--array=$task"} "$0" \\
             "$job${CKPTRUN_PREVIOUS_JOBS:+,$CKPTRUN_PREVIOUS_JOBS}" ||
@@ -198,6 +198,40 @@ def test_the_command_gets_its_words_from_bash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scontrol", "does"),
+    [
+        ("exit 0", ["scontrol requeue 7"]),
+        # SLURM itself has put it back already: a second job would be one too many.
+        ('[ "$1" != requeue ] && echo "JobId=7 JobState=PENDING Reason=BeginTime"',
+         ["scontrol requeue 7", "scontrol --oneliner show job 7"]),
+        ('[ "$1" != requeue ] && echo "JobId=7 JobState=RUNNING"',
+         ["scontrol requeue 7", "scontrol --oneliner show job 7", "sbatch --chdir=/there job.sh 7,5"]),
+        ("exit 127", ["scontrol requeue 7", "scontrol --oneliner show job 7", "sbatch --chdir=/there job.sh 7,5"]),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_exit_75(scontrol: str, does: list[str], tmp_path: Path) -> None:
+    """Beside the tests with a real SLURM: what is called where it says what it seldom says."""
+    programs = {
+        "srun": "exit 75",
+        "scontrol": f'echo "scontrol $*" >> called\n{scontrol}',
+        "sbatch": 'echo "sbatch $1 ${2##*/} $3${SLURM_RESTART_COUNT-}" >> called',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(batch_script(TWO_NODES))
+    env = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": "/there",
+        "SLURM_RESTART_COUNT": "2",
+    }
+    done = subprocess.run(["bash", str(tmp_path / "job.sh"), "5"], cwd=tmp_path, env=env, check=False)
+    assert done.returncode == 75
+    assert (tmp_path / "called").read_text().splitlines() == does
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("30", 1800),
@@ -255,7 +289,7 @@ def test_a_lead_as_long_as_the_job_is_refused() -> None:
             "slurm-logs",
         ),
         (BatchJob(FIT, "50%j", log_dir="a%j"), "a%%j/%x-%j.out", "a%j/50%j-7.out", "a%j"),
-        (BatchJob(FIT, "a/b%j", log_dir="."), "./a_b%%j-%j.out", "./a_b%j-7.out", "."),
+        (BatchJob(FIT, "a/b%j", log_dir="."), "a_b%%j-%j.out", "a_b%j-7.out", ""),
         (BatchJob(FIT, "gpt", options=parse_sbatch_options(["-o", "x.out"])), "x.out", "x.out", ""),
         (
             BatchJob(FIT, "gpt", options=parse_sbatch_options(["-o", "%u/%4j.out"])),
