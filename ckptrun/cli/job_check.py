@@ -68,4 +68,4 @@ def _in_the_way(shell: Shell, others: int) -> str:
 
 def _signal_number(settled: Settled) -> int:
     names = settled.config.slurm.signals or ("SIGUSR1",)
-    return int(signal.Signals.__members__.get(names[0], signal.SIGUSR1))
+    return int(signal.Signals[names[0]])

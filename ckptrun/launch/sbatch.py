@@ -213,7 +213,8 @@ def _directives(job: BatchJob) -> Iterator[str]:
         yield "#SBATCH --requeue"
     if _last(job, "signal") is None:
         lead = lead_s(job)
-        yield f"# {lead} s before the time limit ckptrun gets SIG{job.signal}, saves, and has the job requeued."
+        then = "has the job requeued" if job.requeues else "ends with exit code 75"
+        yield f"# {lead} s before the time limit ckptrun gets SIG{job.signal}, saves, and {then}."
         yield "# No 'B:' in front of it: that would reach this shell alone, which would die of it."
         yield _directive("signal", f"{job.signal}@{lead}")
     for option in job.options:

@@ -82,6 +82,8 @@ def test_with_nothing_but_a_config(script: Any) -> None:
          {"--ntasks-per-node": "4", "--cpus-per-task": "3"}, ["data.init_args.num_workers=2", "--ckpt", "last"]),
         # Time.
         (["--time", "4:00:00", "--lead-s", "300"], {"--time": "4:00:00", "--signal": "USR1@300"}, ["--ckpt", "last"]),
+        (["slurm.signals=[SIGUSR2]"], {"--signal": "USR2@120"}, ["slurm.signals=[SIGUSR2]", "--ckpt", "last"]),
+        (["slurm.signals=[]"], {"--signal": "USR1@120"}, ["slurm.signals=[]", "--ckpt", "last"]),
         # Arrays: each task is a run of its own, unless the run is named now.
         (["--array", "0-3"], {"--array": "0-3", "--output": "slurm-logs/%x-%A_%a.out"},
          ["--run", "demo-a$SLURM_ARRAY_TASK_ID", "--ckpt", "last"]),
@@ -129,6 +131,14 @@ def test_refused_before_the_queue(words: list[str], message: str) -> None:
         app.run(["slurm", "script", *words], None)
     assert caught.value.exit_code == 2
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("requeue", "acts"), [("null", True), ("scontrol", True), ("exit-code", True), ("none", False)]
+)
+def test_who_acts_on_exit_75(requeue: str, acts: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["slurm", "script", f"slurm.requeue={requeue}"], None) == 0
+    assert ("scontrol requeue" in capsys.readouterr().out) == acts
 
 
 def test_the_config_of_the_environment_stands_in_the_script(

@@ -78,12 +78,26 @@ exec unshare --mount bash -c "$hide" container "$@"
 def test_each_is_what_the_command_in_its_head_writes(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert_is_what_its_head_says(path, REPOSITORY, monkeypatch, capsys)
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_that_of_a_new_project_too(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["init"], None) == 0
+    capsys.readouterr()
+    assert_is_what_its_head_says(Path("job.sbatch"), in_tmp_path, monkeypatch, capsys)
+
+
+def assert_is_what_its_head_says(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (line,) = re.findall(r"^# Written by: ckptrun (.*)$", path.read_text(), re.MULTILINE)
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert app.run(shlex.split(line), None) == 0
     assert capsys.readouterr().out == path.read_text()
-    subprocess.run(["bash", "-n", path], check=True)
 
 
 def test_those_that_need_no_gpu_train_to_the_end_as_they_stand(
@@ -95,11 +109,16 @@ def test_those_that_need_no_gpu_train_to_the_end_as_they_stand(
         name: hand_in_as_it_says(slurm_cluster, name, tmp_path / name, env)
         for name in ("several_nodes", "task_per_rank", "job_array", "container")
     }
+    project = tmp_path / "project"
+    slurm_cluster.run("ckptrun", "init", project)
+    own = slurm_cluster.run("sbatch", "--parsable", "job.sbatch", cwd=project).strip()
+    slurm_cluster.wait_for_state(own, "COMPLETED", "FAILED", timeout_s=120)
+    assert "run 'spirals' finished" in (project / f"spirals-{own}.out").read_text()
     for name, end, run in (
         ("several_nodes", "", "digits"),
         ("task_per_rank", "", "digits"),
         ("container", "", "digits"),
-        *(("job_array", f"_{task}", f"digits-a{task}") for task in range(3)),
+        *(("job_array", f"_{task}", f"digits-a{task}") for task in range(2)),
     ):
         slurm_cluster.wait_for_state(f"{jobs[name].job}{end}", "COMPLETED", "FAILED", timeout_s=120)
         assert f"run '{run}' finished" in jobs[name].log(end), jobs[name].log(end)
@@ -107,8 +126,8 @@ def test_those_that_need_no_gpu_train_to_the_end_as_they_stand(
         status = json.loads((jobs[name].folder / "runs" / "digits" / "status.json").read_text())
         assert [each["host"].split()[0] for each in status["ranks"]] == ["n1", "n1", "n2", "n2"]
     runs = jobs["job_array"].folder / "runs"
-    configs = [(runs / f"digits-a{task}" / "config.yaml").read_text() for task in range(3)]
-    assert [re.findall(r"seed: (\d+)", text) for text in configs] == [["0"], ["1"], ["2"]]
+    configs = [(runs / f"digits-a{task}" / "config.yaml").read_text() for task in range(2)]
+    assert [re.findall(r"seed: (\d+)", text) for text in configs] == [["0"], ["1"]]
 
 
 # -- exit code 75 ----------------------------------------------------------------------------------------------
@@ -176,10 +195,12 @@ def test_75_is_a_requeue_or_where_that_is_refused_a_new_job_of_the_same_run(
 # -- submit ----------------------------------------------------------------------------------------------------
 
 
-def test_submit_in_a_container_without_scontrol_and_a_signal_on_the_way(
+def test_a_signal_reaches_ckptrun_in_a_container_and_in_place_of_the_shell(
     slurm_cluster: SlurmCluster, tmp_path: Path, run_cli: Callable[..., Any]
 ) -> None:
-    """The container's ckptrun cannot requeue the job; the script outside of it can, and training goes on."""
+    """The container's ckptrun cannot requeue the job, and the script outside of it does. Where ckptrun has
+    taken the shell's place (``exec``, with ``B:`` before the signal) it does so itself. Training goes on in both.
+    """
     folder = tmp_path / "it's $here; 100%"
     folder.mkdir()
     project = Project(folder, slurm_cluster)
@@ -199,18 +220,25 @@ def test_submit_in_a_container_without_scontrol_and_a_signal_on_the_way(
     )
     assert done.code == 0, done
     told = json.loads(done.stdout)
-    job, log = told["job_id"], Path(told["log"])
-    assert log == folder / "lo gs/%j" / f"demo-{job}.out"
-    assert slurm_cluster.run("squeue", "--noheader", "--job", job, "--format", "%k").strip() == "a 'b'"
-    wait_until_true(lambda: project.status().get("step", 0) >= 3, what="a few steps")
-    slurm_cluster.run("scancel", "--signal=USR1", job)
-    slurm_cluster.wait_for_restart(job, 1)
-    slurm_cluster.wait_for_state(job, "COMPLETED", "FAILED")
-    said = log.read_text()
-    assert "run 'demo' finished at step 40" in said, said
-    assert said.count("fresh start") == 1
-    first, second = project.ledger(event="start")
-    assert second["resolved"], (first, second)
+    contained, log = told["job_id"], Path(told["log"])
+    assert log == folder / "lo gs/%j" / f"demo-{contained}.out"
+    assert slurm_cluster.run("squeue", "--noheader", "--job", contained, "--format", "%k").strip() == "a 'b'"
+    fit = f"exec ckptrun fit --ckpt last --run exec trainer.max_steps=40 '{SLOWLY}'"
+    replaced = project.submit(fit, "--signal=B:USR1@60", "--requeue")
+    jobs = {"demo": contained, "exec": replaced}
+    for run, job in jobs.items():
+        wait_until_true(lambda run=run: project.status(run).get("step", 0) >= 3, what="a few steps")
+        slurm_cluster.run("scancel", "--signal=USR1", *(["--batch"] if run == "exec" else []), job)
+    for job in jobs.values():
+        slurm_cluster.wait_for_restart(job, 1)
+    for run, said in (("demo", log), ("exec", folder / f"slurm-{replaced}.out")):
+        slurm_cluster.wait_for_state(jobs[run], "COMPLETED", "FAILED")
+        assert f"run '{run}' finished at step 40" in said.read_text(), said.read_text()
+        assert said.read_text().count("fresh start") == 1
+        _, second = project.ledger(run, event="start")
+        assert second["resolved"]
+    assert "exited with exit code 75" in log.read_text().lower()
+    assert "stands between" not in (folder / f"slurm-{replaced}.out").read_text()
 
 
 def test_submit_says_where_to_look(
