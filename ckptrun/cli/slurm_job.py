@@ -124,11 +124,15 @@ class JobOptions(FnOptions):
 
 @dataclass(frozen=True)
 class AskedFor:
-    """The job, and the run that it trains. In a job array ``run`` has ``*`` for the task's number."""
+    """The job, the run that it trains and its root, and the folder in which it will run, where relative paths begin.
+
+    In a job array ``run`` has ``*`` for the task's number.
+    """
 
     job: BatchJob
     run: str
     root: str
+    folder: str
 
 
 def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, str], command: str) -> AskedFor:
@@ -175,7 +179,14 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
     run = settled.folder.name
     if job.array is not None:
         run = _run_of_a_task(options, settled).replace("%a", "*")
-    return AskedFor(replace(job, command=words), run, settled.config.root)
+    folder = _folder(job)
+    root = settled.config.root
+    return AskedFor(
+        replace(job, command=words),
+        run,
+        root if folder == os.getcwd() else os.path.join(folder, root),
+        folder,
+    )
 
 
 def _as_a_task_has_them(options: JobOptions, array: str | None) -> JobOptions:
@@ -191,6 +202,11 @@ def _job_name(run: str, array: str | None) -> str:
     return run if array is None else run.replace("%a", "").strip("-_. ") or "ckptrun"
 
 
+def _folder(job: BatchJob) -> str:
+    chosen = [option.value for option in job.options if option.name == "chdir" and option.value]
+    return os.path.abspath(chosen[-1] if chosen else os.curdir)
+
+
 def _written_by(command: str, options: JobOptions, sbatch_words: list[str]) -> tuple[str, ...]:
     words = ["ckptrun", "slurm", command, *command_line("fit", options)[2:]]
     return (*words, *(["--", *sbatch_words] if sbatch_words else []))
@@ -201,6 +217,9 @@ def _command(options: JobOptions, settled: Settled, job: BatchJob, nproc: int) -
     fit = FnOptions(**{name: getattr(options, name) for name in FnOptions.__dataclass_fields__})
     if fit.ckpt is None:
         fit = replace(fit, ckpt="last")
+    if _folder(job) != os.getcwd():
+        # Found and read here, and not there.
+        fit = replace(fit, config=[os.path.abspath(path) for path in settled.config.files])
     if settled.config.launch.nproc != "auto" and settled.config.launch.nproc != nproc:
         fit = replace(fit, nproc=str(nproc))
     if job.array is not None and settled.name_was_given:
@@ -250,7 +269,7 @@ def _ranks_of_a_task(job: BatchJob, settled: Settled) -> int:
         return gpus or 1
     if gpus is not None and int(nproc) != gpus:
         raise UsageError(
-            f"{gpus} GPUs on each node are asked for, and {nproc} ranks.",
+            f"{gpus} GPUs on each node are asked for, and --nproc is {nproc}.",
             hint=f"Use --nproc {gpus}, or --gpus-per-node {nproc}.",
         )
     return int(nproc)

@@ -31,10 +31,9 @@ def submit(ctx: typer.Context, options: JobOptions) -> int:
     """
     asked = asked_for(options, ctx.meta[PASSED_ON], os.environ, "submit")
     text = batch_script(asked.job)
-    working_folder = _working_folder(asked.job)
-    _make_log_folder(asked.job, working_folder)
+    _make_log_folder(asked.job, asked.folder)
     job_id, _, cluster = hand_in(text, os.environ).partition(";")
-    log = os.path.join(working_folder, log_path(asked.job, job_id))
+    log = os.path.join(asked.folder, log_path(asked.job, job_id))
     watch = _ways_to_watch(asked, job_id, log, cluster)
     if options.json:
         print_json(
@@ -82,17 +81,11 @@ def hand_in(text: str, env: Mapping[str, str]) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def _working_folder(job: BatchJob) -> str:
-    """Where the job will run, and relative paths begin."""
-    chosen = [option.value for option in job.options if option.name == "chdir" and option.value]
-    return os.path.abspath(chosen[-1] if chosen else os.curdir)
-
-
-def _make_log_folder(job: BatchJob, working_folder: str) -> None:
+def _make_log_folder(job: BatchJob, folder_of_the_job: str) -> None:
     folder = log_folder(job)
     if not folder:
         return
-    path = os.path.join(working_folder, folder)
+    path = os.path.join(folder_of_the_job, folder)
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:

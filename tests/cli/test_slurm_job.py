@@ -110,7 +110,7 @@ def test_jobs(script: Any, words: list[str], expected: dict[str, str | None], co
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpus-per-node", "4", "--nproc", "8"], "4 GPUs on each node are asked for, and 8 ranks"),
+        (["--gpus-per-node", "4", "--nproc", "8"], "4 GPUs on each node are asked for, and --nproc is 8"),
         (["--gpus-per-node", "4", "--ntasks-per-node", "8"],
          "8 tasks on each node are asked for, a rank each, and 4 GPUs"),
         (["--nproc", "2", "--ntasks-per-node", "2"], "2 tasks on each node are asked for, and 2 ranks in each of them"),
@@ -147,6 +147,13 @@ def test_the_config_of_the_environment_stands_in_the_script(
     (project / "other.yaml").write_text((project / "ckptrun.yaml").read_text())
     monkeypatch.setenv("CKPTRUN_CONFIG", "other.yaml")
     assert script()[1] == [*FIT, "--config", "other.yaml", "--ckpt", "last"]
+
+
+def test_in_another_folder_the_config_is_the_one_that_was_read(script: Any, project: Path) -> None:
+    (project / "there").mkdir()
+    config = str(project / "ckptrun.yaml")
+    assert script("--", "--chdir=there")[1] == [*FIT, "--config", config, "--ckpt", "last"]
+    assert script("--", "-D", str(project))[1] == [*FIT, "--ckpt", "last"]
 
 
 def test_without_a_ckptrun_in_the_path_it_is_named_by_this_python(
