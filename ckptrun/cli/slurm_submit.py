@@ -97,9 +97,8 @@ def _make_log_folder(job: BatchJob, folder_of_the_job: str) -> None:
 
 def _ways_to_watch(asked: AskedFor, job_id: str, log: str, cluster: str) -> list[tuple[str, str]]:
     where = ["--clusters", cluster] if cluster else []
-    # A star in the log's name is for the shell to fill in.
-    follow = f"tail -F {shlex.quote(log)}" if "*" not in log else f"tail -F {_quoted_but_stars(log)}"
-    ways = [(follow, "what it writes")]
+    writes = "what it writes" if "*" not in log else "what its tasks write, once they run"
+    ways = [(f"tail -F {_quoted_but_stars(log)}", writes)]
     if "*" not in asked.run:
         status = ["ckptrun", "status", asked.run, "--root", asked.root, "--watch"]
         ways.append((shlex.join(status), "how far it is"))
@@ -111,4 +110,5 @@ def _ways_to_watch(asked: AskedFor, job_id: str, log: str, cluster: str) -> list
 
 
 def _quoted_but_stars(path: str) -> str:
+    """A path for the shell, which fills in the stars."""
     return "*".join(shlex.quote(part) if part else "" for part in path.split("*"))

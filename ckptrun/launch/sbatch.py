@@ -118,8 +118,11 @@ def log_pattern(job: BatchJob) -> str:
 def log_path(job: BatchJob, job_id: str) -> str:
     """Where the log of the job will be; ``*`` stands for what is different for each task or node."""
 
+    numbers = {"%j": job_id} if job.array is None else {"%A": job_id}  # in an array %j is each task's own
+    known = {"%%": "%", "%x": job.job_name, **numbers}
+
     def filled(found: re.Match[str]) -> str:
-        return {"%%": "%", "%x": job.job_name, "%j": job_id, "%A": job_id}.get(found[0], "*")
+        return known.get(found[0], "*")
 
     pattern = log_pattern(job)
     return pattern if "\\" in pattern else re.sub(r"%(%|\d*[a-zA-Z])", filled, pattern)

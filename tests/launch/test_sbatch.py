@@ -297,6 +297,12 @@ def test_a_lead_as_long_as_the_job_is_refused() -> None:
             "*/*.out",
             None,
         ),
+        (
+            BatchJob(FIT, "gpt", array="1", options=parse_sbatch_options(["-o", "%j.out"])),
+            "%j.out",
+            "*.out",
+            "",
+        ),
         (BatchJob(FIT, "gpt", options=parse_sbatch_options(["-o", "a\\/%j"])), "a\\/%j", "a\\/%j", "a\\"),
     ],
     ids=lambda value: value.job_name if isinstance(value, BatchJob) else str(value),

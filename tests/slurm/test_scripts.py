@@ -109,11 +109,6 @@ def test_those_that_need_no_gpu_train_to_the_end_as_they_stand(
         name: hand_in_as_it_says(slurm_cluster, name, tmp_path / name, env)
         for name in ("several_nodes", "task_per_rank", "job_array", "container")
     }
-    project = tmp_path / "project"
-    slurm_cluster.run("ckptrun", "init", project)
-    own = slurm_cluster.run("sbatch", "--parsable", "job.sbatch", cwd=project).strip()
-    slurm_cluster.wait_for_state(own, "COMPLETED", "FAILED", timeout_s=120)
-    assert "run 'spirals' finished" in (project / f"spirals-{own}.out").read_text()
     for name, end, run in (
         ("several_nodes", "", "digits"),
         ("task_per_rank", "", "digits"),
