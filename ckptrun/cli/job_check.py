@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from ckptrun.cli.settle import Settled
 from ckptrun.environment.shell_above import Shell, shell_above
-from ckptrun.environment.slurm import gpus_on_node, num_nodes
+from ckptrun.environment.slurm import gpus_on_node, tasks_not_started
 from ckptrun.launch.plan import LaunchPlan
 from ckptrun.launch.task_check import TaskShare, check_share
 
@@ -28,9 +28,16 @@ def job_warnings(settled: Settled, plan: LaunchPlan, env: Mapping[str, str]) -> 
     of_the_share = check_share(_share(settled, plan, env))
     if plan.task is not None and plan.task.number:
         return  # task 0 says it
-    shell = shell_above(env, _signal_number(settled)) if settled.fn == "fit" else None
-    if shell is not None:
-        yield _in_the_way(shell, num_nodes(env) - 1)
+    if settled.fn == "fit":
+        shell = shell_above(env, _signal_number(settled))
+        if shell is not None:
+            yield _in_the_way(shell)
+        tasks = tasks_not_started(env)
+        if tasks > plan.num_ranks:
+            yield (
+                f"the job has {tasks} tasks, none of which runs: srun starts them, and this command is one for itself. "
+                "Write 'srun ckptrun …', or ask for one task"
+            )
     yield from of_the_share
 
 
@@ -52,17 +59,16 @@ def _share(settled: Settled, plan: LaunchPlan, env: Mapping[str, str]) -> TaskSh
     )
 
 
-def _in_the_way(shell: Shell, others: int) -> str:
-    if not shell.in_script:
+def _in_the_way(shell: Shell) -> str:
+    if shell.in_script:
         return (
-            f"a shell ({shell.name}) that srun started stands between SLURM and this command, and dies of the signal "
-            "that comes before the time limit; let srun start ckptrun itself, or say 'exec ckptrun …' in that shell"
+            f"the script's shell ({shell.name}) stands between SLURM and this command: a plain --signal reaches only "
+            "what srun starts, one with B: only the shell, which dies of it, and the job ends with the shell. Write "
+            "'srun ckptrun …', or, with B: and as the last line, 'exec ckptrun …'"
         )
-    alone = f", and {others} more of the job's nodes have nothing to do" if others > 0 else ""
     return (
-        f"the script's shell ({shell.name}) stands between SLURM and this command{alone}: a plain --signal reaches "
-        "only what srun starts, one with B: only the shell, which dies of it, and the job ends with the shell. Write "
-        "'srun ckptrun …', or, with B: and as the last line, 'exec ckptrun …'"
+        f"a shell ({shell.name}) that srun started stands between SLURM and this command, and dies of the signal "
+        "that comes before the time limit; let srun start ckptrun itself, or say 'exec ckptrun …' in that shell"
     )
 
 

@@ -39,6 +39,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "pack_size": "SLURM_PACK_SIZE",  # what that was called before 20.02
     "node_gpus": "SLURM_GPUS_ON_NODE",
     "nodes": "SLURM_JOB_NUM_NODES",
+    "tasks": "SLURM_NTASKS",
     "previous_jobs": "CKPTRUN_PREVIOUS_JOBS",  # ckptrun's own: the jobs this one was resubmitted from
 }
 INTERACTIVE_STEP = "4294967290"  # 0xfffffffa, the step in which salloc opens a shell on the node
@@ -149,9 +150,11 @@ def gpus_on_node(env: Mapping[str, str]) -> int | None:
     return _number(env, "node_gpus") or None
 
 
-def num_nodes(env: Mapping[str, str]) -> int:
-    """How many nodes the job has; 0 where SLURM does not say."""
-    return _number(env, "nodes")
+def tasks_not_started(env: Mapping[str, str]) -> int:
+    """How many tasks a job has of which srun has started none: this process is (below) its script. 0 in a step."""
+    if _fact(env, "kind") != "BATCH" or _fact(env, "step") is not None:
+        return 0
+    return max(_number(env, "tasks"), _number(env, "nodes"))
 
 
 _OF_EVERY_JOB = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_MPI_TYPE")

@@ -1,8 +1,10 @@
-"""What a job hands on to one that is handed in from within it."""
+"""What a job hands on to one that is handed in from within it, and what nobody has started in it yet."""
 
 from __future__ import annotations
 
-from ckptrun.environment.slurm import outside_of_the_job
+import pytest
+
+from ckptrun.environment.slurm import gpus_on_node, outside_of_the_job, tasks_not_started
 
 USER = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "x", "CKPTRUN_CONFIG": "c.yaml"}
 JOB = {
@@ -18,3 +20,23 @@ JOB = {
 
 def test_the_new_job_knows_nothing_of_the_old_one() -> None:
     assert outside_of_the_job({**USER, **JOB}) == USER
+
+
+@pytest.mark.parametrize(
+    ("env", "tasks"),
+    [
+        ({}, 0),
+        (JOB, 0),
+        ({**JOB, "SLURM_NTASKS": "8", "SLURM_JOB_NUM_NODES": "2"}, 8),
+        ({**JOB, "SLURM_JOB_NUM_NODES": "2"}, 2),
+        ({**JOB, "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, 0),
+        ({**JOB, "SLURM_NTASKS": "8", "ENVIRONMENT": ""}, 0),
+    ],
+)
+def test_tasks_that_nobody_has_started(env: dict[str, str], tasks: int) -> None:
+    assert tasks_not_started(env) == tasks
+
+
+def test_gpus_of_the_node() -> None:
+    assert gpus_on_node({"SLURM_GPUS_ON_NODE": "4"}) == 4
+    assert gpus_on_node({}) is None

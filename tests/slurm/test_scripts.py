@@ -313,9 +313,10 @@ def test_a_shell_in_the_way_and_too_few_cores_are_told(slurm_cluster: SlurmClust
         [line for line in part.splitlines() if "warning: " in line and "fresh" not in line]
         for part in output.split("==\n")[1:]
     ]
-    assert [len(each) for each in warnings] == [1, 1, 1, 0], output
+    assert [len(each) for each in warnings] == [2, 1, 1, 1], output
     assert "the script's shell (bash)" in warnings[0][0]
-    assert "1 more of the job's nodes have nothing to do" in warnings[0][0]
     assert "'srun ckptrun …'" in warnings[0][0]
+    assert "the job has 2 tasks, none of which runs" in warnings[0][1]
+    assert warnings[3] == warnings[0][1:]
     assert "a shell (bash) that srun started" in warnings[1][0]
     assert "1 rank with 3 loader workers each on 1 core" in warnings[2][0]
