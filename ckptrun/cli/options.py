@@ -254,13 +254,14 @@ OptionsT = TypeVar("OptionsT", bound=FnOptions)
 
 
 def takes(
-    options: type[OptionsT], *, without: frozenset[str] = frozenset()
+    options: type[OptionsT], *, without: frozenset[str] = frozenset(), own_first: bool = False
 ) -> Callable[[Callable[[typer.Context, OptionsT], int]], Callable[..., int]]:
     """Make a command out of a function of the context and one options object.
 
     Args:
         options: the dataclass whose fields become the command's options and arguments.
         without: fields that do not, and keep their defaults.
+        own_first: the fields of the class itself come before those that it inherits, in ``--help`` too.
     """
 
     def decorate(function: Callable[[typer.Context, OptionsT], int]) -> Callable[..., int]:
@@ -270,7 +271,8 @@ def takes(
         parameters = [
             inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         ]
-        for field in fields(options):
+        own = options.__annotations__ if own_first else {}
+        for field in sorted(fields(options), key=lambda field: field.name not in own):
             if field.name in without:
                 continue
             assert field.default is not MISSING  # every option has one; Typer would make it required

@@ -13,7 +13,7 @@ from ckptrun.cli.slurm_job import LEFT_OUT, JobOptions, asked_for
 from ckptrun.launch.sbatch import batch_script, log_folder, log_pattern
 
 
-@takes(JobOptions, without=LEFT_OUT)
+@takes(JobOptions, without=LEFT_OUT, own_first=True)
 def script(ctx: typer.Context, options: JobOptions) -> int:
     """Print an sbatch script that trains to the end.
 

@@ -23,7 +23,7 @@ from ckptrun.errors import UsageError
 from ckptrun.launch.sbatch import BatchJob, batch_script, log_folder, log_path
 
 
-@takes(JobOptions, without=LEFT_OUT)
+@takes(JobOptions, without=LEFT_OUT, own_first=True)
 def submit(ctx: typer.Context, options: JobOptions) -> int:
     """Hand in a job that trains to the end.
 
