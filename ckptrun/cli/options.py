@@ -172,7 +172,7 @@ class FnOptions:
         typer.Option(
             "--time-limit",
             metavar="TIME",
-            help="Save and stop before it (not available yet).",
+            help="Save and stop before it.",
             rich_help_panel=_LAUNCH,
         ),
     ] = None
