@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from live_cli import wait_until_true
 from slurm_cluster import SlurmCluster
-from slurm_project import SLOWLY, Project
+from slurm_project import Project
 
 import ckptrun
 from ckptrun.cli import app
@@ -202,9 +202,15 @@ def test_a_signal_reaches_ckptrun_in_a_container_and_in_place_of_the_shell(
     env = {**slurm_cluster.env, **path_with(tmp_path / "bin", slurm_cluster, apptainer=APPTAINER)}
     # As from a shell inside of another job, which is none of the new one's business.
     inside = {"SLURM_RESTART_COUNT": "4", "SLURM_ARRAY_TASK_ID": "1", "CKPTRUN_PREVIOUS_JOBS": "9"}
+
+    def waits(run: str) -> str:
+        """The first start of a run waits at its fifth step for the signal."""
+        event = f"{{hook: on_train_batch_end, nth: 5, what: wait, once: {tmp_path}/{run}-waits}}"
+        return f"callbacks.2={{class_path: rank_work.HappensHere, init_args: {event}}}"
+
     words = (
         "trainer.max_steps=40",
-        SLOWLY,
+        waits("demo"),
         "--container",
         "apptainer exec ckptrun.sif",
         "--log-dir",
@@ -218,16 +224,16 @@ def test_a_signal_reaches_ckptrun_in_a_container_and_in_place_of_the_shell(
     contained, log = told["job_id"], Path(told["log"])
     assert log == folder / "lo gs/%j" / f"demo-{contained}.out"
     assert slurm_cluster.run("squeue", "--noheader", "--job", contained, "--format", "%k").strip() == "a 'b'"
-    fit = f"exec ckptrun fit --ckpt last --run exec trainer.max_steps=40 '{SLOWLY}'"
+    fit = f"exec ckptrun fit --ckpt last --run exec trainer.max_steps=40 '{waits('exec')}'"
     replaced = project.submit(fit, "--signal=B:USR1@60", "--requeue")
     jobs = {"demo": contained, "exec": replaced}
     for run, job in jobs.items():
-        wait_until_true(lambda run=run: project.status(run).get("step", 0) >= 3, what="a few steps")
+        wait_until_true((tmp_path / f"{run}-waits").exists, what=f"the fifth step of {run}")
         slurm_cluster.run("scancel", "--signal=USR1", *(["--batch"] if run == "exec" else []), job)
     for job in jobs.values():
         slurm_cluster.wait_for_restart(job, 1)
     for run, said in (("demo", log), ("exec", folder / f"slurm-{replaced}.out")):
-        slurm_cluster.wait_for_state(jobs[run], "COMPLETED", "FAILED")
+        slurm_cluster.wait_for_state(jobs[run], "COMPLETED", "FAILED", timeout_s=120)
         assert f"run '{run}' finished at step 40" in said.read_text(), said.read_text()
         assert said.read_text().count("fresh start") == 1
         _, second = project.ledger(run, event="start")
