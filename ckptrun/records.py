@@ -195,13 +195,37 @@ class JobFacts:
     """What the scheduler says about the process that asks.
 
     ``key`` names the job or array task (``1234`` or ``1230_4``) and is the same after a requeue;
-    ``previous`` are the keys of the jobs it was resubmitted from, newest first.
+    ``previous`` are the keys of the jobs it was resubmitted from, newest first; ``id`` is the job's own number, which
+    an array task has besides.
     """
 
     key: str
     batch: bool  # a batch job or a step of one, not an interactive shell
     restart_count: int = 0
     previous: tuple[str, ...] = ()
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """One of several tasks of a SLURM step, each of which runs the same command.
+
+    ``number`` is its place among all of them, ``local`` that among those of its node, which are ``num_local``.
+    """
+
+    number: int
+    num_tasks: int
+    local: int
+    num_local: int
+    nodes: tuple[str, ...]
+    node: str
+    step: str
+    cpus: int = 0  # of this task, where SLURM was asked for so many
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether each task is one rank: a node has several."""
+        return self.num_tasks > len(self.nodes)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ run's folder does not exist yet it resolves once before, so that a reference tha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ckptrun.checkpoint.commit import is_leftover
 from ckptrun.checkpoint.commit import sweep as sweep_checkpoints
 from ckptrun.checkpoint.manifest import MANIFEST_NAME
+from ckptrun.environment.slurm_queue import Meaning
 from ckptrun.environment.versions import versions
 from ckptrun.errors import CkptrunError, IncompatibleError, NoCheckpointError, RunInUseError, UsageError
 from ckptrun.launch.early import take
@@ -29,8 +32,10 @@ from ckptrun.launch.forced_end import ForcedEnd
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.inline import RankMain, run_inline
 from ckptrun.launch.plan import LaunchPlan
+from ckptrun.launch.requeue import ENDED, Policy, Requeue, comes_again
 from ckptrun.launch.restarts import Tried, give_up
 from ckptrun.launch.supervisor import Display, Supervision, Supervisor
+from ckptrun.launch.walltime import Walltime
 from ckptrun.records import (
     DEFAULT_ON_SAVE_ERROR,
     AttemptRecord,
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
     from ckptrun.launch.hosts import Hosts
 
+_FIRST_TASK_ENDS_S = 5.0
 _FORCED_END_S = 10.0  # far more than a forced end takes
 _NO_RESTART_HELPS = (
     2,
@@ -108,6 +114,9 @@ class SessionSpec:
     on_save_error: str = DEFAULT_ON_SAVE_ERROR
     async_save: bool = True
     job: JobFacts | None = None
+    requeue: Policy = field(default_factory=Policy)
+    hpc_save: bool = True
+    walltime: Walltime | None = None  # watches the time, where there is an end
     command: Sequence[str] = ()
     on_resolution: Callable[[Resolution], None] = lambda _: None
     all_candidates: bool = False
@@ -134,6 +143,7 @@ class SessionResult:
     nothing_left: str | None = None
     eval_dir: str | None = None
     error: CkptrunError | None = None
+    requeued: bool = False  # the SLURM job starts again by itself
 
 
 def preview(spec: SessionSpec) -> tuple[Resolution, int, str | None]:
@@ -176,6 +186,69 @@ def run_session(spec: SessionSpec) -> SessionResult:
 
 
 def _run(spec: SessionSpec) -> SessionResult:
+    if spec.walltime is None:
+        return _work(spec)
+    with spec.walltime:
+        return _see_to_the_job(spec, _work(spec))
+
+
+def _see_to_the_job(spec: SessionSpec, result: SessionResult) -> SessionResult:
+    """Have the SLURM job start again, where it was stopped for its time: after ledger and status are written."""
+    outcome, job = result.outcome, _batch_job(spec)
+    if job is None or outcome is None or not outcome.built:
+        return result
+    if outcome.stop_reason is StopReason.WALLTIME:
+        code = _requeue(spec, job)
+    elif getattr(outcome.error, "host_lost", False):
+        code = _requeuer(spec, job).after_lost_node(result.exit_code)
+    else:
+        return result
+    return replace(result, exit_code=code, requeued=code == ENDED)
+
+
+def _requeue(spec: SessionSpec, job: JobFacts, *, wait: bool = True, began: bool = True) -> int:
+    assert spec.walltime is not None
+    return _requeuer(spec, job).after(_meaning(spec), ending=spec.walltime.ending, wait=wait, began=began)
+
+
+def _requeuer(spec: SessionSpec, job: JobFacts) -> Requeue:
+    return Requeue(job, spec.folder, spec.requeue, spec.listener, spec.echo)
+
+
+def _batch_job(spec: SessionSpec) -> JobFacts | None:
+    """The SLURM job that goes on in another start of it, where this is a fit in one."""
+    is_fit = spec.fn == "fit" and not spec.fast_dev_run
+    return spec.job if is_fit and spec.job is not None and spec.job.batch else None
+
+
+def _meaning(spec: SessionSpec) -> Meaning | None:
+    """What SLURM said that SIGTERM was for; None where no SIGTERM stopped the run, or it was not asked."""
+    request = spec.listener.request
+    if spec.walltime is None or request is None or _batch_job(spec) is None:
+        return None
+    is_sigterm = request.reason is StopReason.SIGTERM and request.signum == signal.SIGTERM
+    return spec.walltime.meaning() if is_sigterm else None
+
+
+def _judge(spec: SessionSpec, outcome: Outcome, code: int) -> tuple[Outcome, int]:
+    """How an attempt ended, once it is known what SIGTERM was for: a preemption is the end of its time."""
+    meaning = _meaning(spec)
+    if meaning is None or outcome.stop_reason is not StopReason.SIGTERM:
+        return outcome, code
+    if comes_again(outcome.stop_reason, meaning):
+        outcome = replace(outcome, stop_reason=StopReason.WALLTIME)
+        code = exit_code(outcome, request=spec.listener.request)
+    return outcome, code
+
+
+def _forced_end(spec: SessionSpec, outcome: Outcome, code: int) -> int:
+    job = _batch_job(spec)
+    if job is None or spec.walltime is None or outcome.stop_reason is not StopReason.WALLTIME:
+        return code
+    return _requeue(spec, job, wait=False)
+
+
+def _work(spec: SessionSpec) -> SessionResult:
     if spec.fn != "fit":
         return _evaluate(spec)
     if spec.fast_dev_run:
@@ -195,11 +268,31 @@ def _start_fork_server(spec: SessionSpec) -> ForkServer:
 
 def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
     """Meet the others; then lead them through the same story, or follow the one that does."""
-    from ckptrun.launch.together import Part, take_part
 
     def lead(hosts: Hosts) -> SessionResult:
         spec.hosts = hosts
         return _run(spec)
+
+    task = spec.plan.task
+    watches = spec.walltime if task is not None and task.number == 0 else None
+    with watches or contextlib.nullcontext():
+        return _take_part(spec, lead)
+
+
+def _stopped_before_all_had_met(spec: SessionSpec, code: int) -> SessionResult:
+    """SLURM's task 0 sees to the job all the same, and the others do not cut it off by their end."""
+    task, job, request = spec.plan.task, _batch_job(spec), spec.listener.request
+    if task is None or job is None or request is None:
+        return SessionResult(code)
+    if task.number:
+        spec.listener.await_term(_FIRST_TASK_ENDS_S)
+    elif comes_again(request.reason, _meaning(spec)):
+        code = _requeue(spec, job, began=False)
+    return SessionResult(code, requeued=code == ENDED)
+
+
+def _take_part(spec: SessionSpec, lead: Callable[[Hosts], SessionResult]) -> SessionResult:
+    from ckptrun.launch.together import Part, take_part
 
     return take_part(
         Part(
@@ -212,10 +305,12 @@ def _run_on_several_hosts(spec: SessionSpec) -> SessionResult:
             spec.listener,
             lambda: _start_fork_server(spec),
             spec.echo,
+            spec.job,
         ),
         lead=lead,
         last_word=lambda result: (result.exit_code, _told_to_followers(result)),
         ended=SessionResult,
+        stopped=lambda code: _stopped_before_all_had_met(spec, code),
     )
 
 
@@ -479,6 +574,8 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
     except OSError as error:
         raise _unwritable(folder, error) from error
     progress = Progress.starting(spec.fn, resolution.answer)
+    if spec.walltime is not None:
+        spec.walltime.follow(progress, [entry.get("save_s", 0.0) for entry in gathered.registry.saves])
     context_metrics: list[Callable[[], dict[str, float]]] = [dict]
     display = _display(spec, progress, lambda: context_metrics[0]())
     supervisor = Supervisor(
@@ -499,6 +596,8 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
 
     def saved(checkpoint: SavedCheckpoint) -> None:
         supervisor.saved(checkpoint)
+        if spec.walltime is not None:
+            spec.walltime.saved(checkpoint.save_s)
         if not stored:
             stored.append(True)
             try:
@@ -518,6 +617,7 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         job=record.job,
         strategy=spec.plan.strategy,
         save_on_stop=spec.save_on_stop,
+        hpc_for=_hpc_for(spec),
         on_save_error=spec.on_save_error,
         async_save=spec.async_save,
         trust=spec.trust,
@@ -536,11 +636,14 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
     )
     context_metrics[0] = lambda: context.metrics()
     supervisor.restore_s = lambda: context.restore_s
+    supervisor.judge = lambda outcome, code: _judge(spec, outcome, code)
+    supervisor.last_act = lambda outcome, code: _forced_end(spec, outcome, code)
+    supervisor.slurm = lambda: _meaning(spec)
     try:
         supervisor.start()
     except OSError as error:
         raise _unwritable(folder, error) from error
-    outcome, code = _ranks(spec, context, display, supervisor)
+    outcome, code = _judge(spec, *_ranks(spec, context, display, supervisor))
     supervisor.finish(outcome, code, error=_one_line(outcome))
     if not outcome.built and not stored:
         try:
@@ -548,6 +651,13 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         except OSError as error:
             spec.echo(f"the attempt, which started nothing, stays in the ledger: {error.strerror or error}")
     return SessionResult(code, resolution, outcome)
+
+
+def _hpc_for(spec: SessionSpec) -> tuple[str, ...]:
+    if not spec.hpc_save:
+        return ()
+    in_job = _batch_job(spec) is not None
+    return (StopReason.WALLTIME, StopReason.SIGTERM) if in_job else (StopReason.WALLTIME,)
 
 
 def _store_config(spec: SessionSpec) -> None:
@@ -685,7 +795,7 @@ class _Quiet:
 
     def stop(self, final_line: str | None = None) -> None:
         if final_line is not None:
-            self._echo(final_line)
+            self._echo(final_line.removeprefix("ckptrun: "))
 
     def say(self, text: str) -> None:
         self._echo(text)
@@ -765,6 +875,7 @@ def _torchrun(
         started=supervisor.ranks if supervisor is not None else lambda *_: None,
         dump_with=dump_with,
         hosts=spec.hosts,
+        local=spec.plan.local,
     )
 
 

@@ -50,6 +50,9 @@ _EXIT_CODES = {
     StopReason.SIGTERM: 143,
     StopReason.REQUESTED: 143,
 }
+_LEAST_LEFT_S = 1.0
+_POLL_S = 0.05
+_LONGEST_WAIT_S = 3600.0  # poll takes no year
 _REPLACED_BY_FAILED_SAVE = (0, 129, 130, 143)
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
@@ -64,11 +67,15 @@ class StopTraining(Exception):  # noqa: N818 - said like StopIteration: a wish, 
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The first wish to stop. ``signum`` is None where no signal brought it, ``at_monotonic`` in seconds."""
+    """The first wish to stop. ``signum`` is None where no signal brought it, ``at_monotonic`` in seconds.
+
+    ``no_save``: the time that is left is too short to begin a save.
+    """
 
     reason: StopReason
     signum: int | None
     at_monotonic: float
+    no_save: bool = False
 
 
 def stop_reason(
@@ -126,6 +133,10 @@ class StopListener:
         on_grace_over: called when the grace period is over and :meth:`finished` was not called.
         on_ending: called before each of these two, and before the end at the third Ctrl-C, with whether the stacks of
             threads are wanted: what has to be known elsewhere before this process ends at once.
+        on_request: called, and meant to return at once, with the first wish to stop.
+        time_left_s: how long a stop for the walltime may take until it is forced, None where there is no end.
+        no_time_to_save: whether that is too short to begin a save.
+        num_terms: how often SIGTERM has come, also once the work has ended.
         on_change: called, and meant to return at once, when ``request`` or ``save_requested`` has changed.
         report: in a rank, takes the number of each signal instead of it being counted here: only the supervisor
             counts.
@@ -150,9 +161,14 @@ class StopListener:
         self.report = report
         self.on_ending: Callable[[StopRequest, bool], object] = lambda *_: None
         self.on_change: Callable[[], object] = lambda: None
+        self.on_request: Callable[[StopRequest], object] = lambda _: None
+        self.time_left_s: Callable[[], float | None] = lambda: None
+        self.no_time_to_save: Callable[[], bool] = lambda: False
+        self.num_terms = 0
         self._lock = threading.Lock()
         self._presses: dict[str, tuple[int, float]] = {}  # by origin: how many, and when the last
         self._grace_from: float | None = None
+        self._time_over_at: float | None = None
         self._grace_over = False
         self._finished = False
         self._installed = False
@@ -261,7 +277,14 @@ class StopListener:
         with self._lock:
             if self.request is not None:
                 return False
-            self.request = StopRequest(reason, signum, time.monotonic())
+            now, walltime = time.monotonic(), reason is StopReason.WALLTIME
+            request = StopRequest(reason, signum, now, no_save=walltime and self.no_time_to_save())
+            left_s = self.time_left_s() if walltime else None
+            if left_s is not None:
+                self._time_over_at = now + max(_LEAST_LEFT_S, left_s)
+            self.request = request
+        self._wake()
+        self.on_request(request)
         self.on_change()
         return True
 
@@ -270,6 +293,17 @@ class StopListener:
         with self._lock:
             self.save_requested += 1
         self.on_change()
+
+    def await_term(self, timeout_s: float, *, since: int | None = None) -> None:
+        """Wait until SIGTERM comes, once more.
+
+        Args:
+            since: how often it had come when the wait was decided on.
+        """
+        before = self.num_terms if since is None else since
+        deadline = time.monotonic() + timeout_s
+        while self.num_terms == before and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def begins(self) -> None:
         """Work begins, for the first time or once more: the grace period counts."""
@@ -284,7 +318,7 @@ class StopListener:
     def _wake(self, byte: int = 0) -> None:
         try:
             os.write(self._write_fd, bytes((byte,)))
-        except BlockingIOError:  # 64 KiB of signals wait there already
+        except OSError:  # 64 KiB of signals wait there already, or nobody listens
             pass
 
     def _listen(self) -> None:
@@ -292,7 +326,7 @@ class StopListener:
         poll.register(self._read_fd, select.POLLIN)
         while self._installed:
             deadline = self._grace_deadline()
-            wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait_s = None if deadline is None else min(_LONGEST_WAIT_S, max(0.0, deadline - time.monotonic()))
             if poll.poll(None if wait_s is None else wait_s * 1000 + 1):
                 for signum in os.read(self._read_fd, 4096):
                     if signum and self._installed:
@@ -302,9 +336,18 @@ class StopListener:
                 self._call(self.on_grace_over, stacks=True)
 
     def _grace_deadline(self) -> float | None:
-        if self._grace_from is None or self._grace_over or self._finished or self.forced:
+        if self._grace_over or self._finished or self.forced:
             return None
-        return self._grace_from + self.grace_s
+        ends = [] if self._grace_from is None else [self._grace_from + self.grace_s]
+        return min([*ends, *([] if self._time_over_at is None else [self._time_over_at])], default=None)
+
+    @property
+    def allowed_s(self) -> float:
+        """How long the work may take to end, from the request on."""
+        if self._time_over_at is None or self.request is None:
+            return self.grace_s
+        left_s = self._time_over_at - self.request.at_monotonic
+        return left_s if self._grace_from is None else min(left_s, self.grace_s)
 
     def count(self, signum: int, origin: str) -> None:
         """Count a signal that another process received.
@@ -316,6 +359,7 @@ class StopListener:
         self._count(signum, time.monotonic(), origin)
 
     def _count(self, signum: int, now: float, origin: str = "") -> None:
+        self.num_terms += signum == signal.SIGTERM
         if self.report is not None:
             self.report(signum)
             return

@@ -530,5 +530,7 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
 class HappensHere(Happens):
     """An event as a config writes it."""
 
-    def __init__(self, hook: str, nth: int, what: str, rank: int | None = None) -> None:
-        super().__init__(Event(hook, nth, what, rank))
+    def __init__(
+        self, hook: str, nth: int, what: str, rank: int | None = None, once: str | None = None
+    ) -> None:
+        super().__init__(Event(hook, nth, what, rank, once))

@@ -245,6 +245,7 @@ def test_the_blocker_blocks(without_torch: dict[str, str]) -> None:
         (("save", "demo"), {2}),
         (("stop", "demo"), {2}),
         (("init", "fresh"), {0}),
+        (("slurm", "script", "--nodes", "2", "--", "--account=x"), {0}),
         (("inspect", "runs/demo/checkpoints/00000001-step-00000003"), {0, 3}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -1,6 +1,6 @@
 """Which commands are there?
 
-Decision: a static table, and a command's module is imported when the command is called; ``ckptrun --help``
+Decision: static tables, and a command's module is imported when the command is called; ``ckptrun --help``
 needs none of them. A test holds that each line of help here is the first line of the command's own docstring.
 Turned down: Typer's registration by decorator, which imports every command to list one.
 """
@@ -8,7 +8,7 @@ Turned down: Typer's registration by decorator, which imports every command to l
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +31,19 @@ class Entry:
     function: str
     help: str
     panel: str
+    passes_on: str = ""  # what stands behind `--`, where the command takes something there
 
+
+@dataclass(frozen=True)
+class Group:
+    """Commands that share a first word."""
+
+    help: str
+    panel: str
+    commands: dict[str, Entry]
+
+
+PASSED_ON = "ckptrun.passed_on"  # in a context's ``meta``: the words behind `--`
 
 _TRAIN, _LOOK, _STEER, _BEGIN = "Train and evaluate", "Look", "Steer", "Begin"
 
@@ -59,10 +71,26 @@ COMMANDS: dict[str, Entry] = {
     "init": Entry("init", "init", "Write a small working project to edit.", _BEGIN),
 }
 
+_SBATCH = "SBATCH_OPTIONS"
 
-def load(name: str) -> Callable[..., Any]:
+GROUPS: dict[str, Group] = {
+    "slurm": Group(
+        "Write sbatch scripts, and hand them in.",
+        _BEGIN,
+        {
+            "script": Entry(
+                "slurm_script", "script", "Print an sbatch script that trains to the end.", _BEGIN, _SBATCH
+            ),
+            "submit": Entry(
+                "slurm_submit", "submit", "Hand in a job that trains to the end.", _BEGIN, _SBATCH
+            ),
+        },
+    ),
+}
+
+
+def load(entry: Entry) -> Callable[..., Any]:
     """The function behind a command; this is what imports its module."""
-    entry = COMMANDS[name]
     function: Callable[..., Any] = getattr(import_module(f"ckptrun.cli.{entry.module}"), entry.function)
     return function
 
@@ -74,26 +102,76 @@ class QuickCommand(TyperCommand):
         return _take_as_it_comes(super().get_params(ctx))
 
 
+class PassingCommand(QuickCommand):
+    """A command that hands on what stands behind ``--``, as ``ctx.meta[PASSED_ON]``."""
+
+    behind: str = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[PASSED_ON] = args[at + 1 :]
+        rest: list[str] = super().parse_args(ctx, args[:at])
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), f"[-- {self.behind}]"]
+
+
 class LazyGroup(TyperGroup):
-    """Lists commands from the table and imports the one that is called."""
+    """Lists commands from a table and imports the one that is called."""
+
+    entries: Mapping[str, Entry] = COMMANDS
+    groups: Mapping[str, Group] = GROUPS
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _take_as_it_comes(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit(2)  # the help was shown, but a command was needed
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]
-        if name in COMMANDS:
-            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            single.command(name, cls=QuickCommand)(load(name))
-            return name, typer.main.get_command(single), args[1:]
+        if name in self.groups:
+            return name, _group_command(name, self.groups[name]), args[1:]
+        if name in self.entries:
+            return name, _single_command(name, self.entries[name]), args[1:]
         if ctx.resilient_parsing or name.startswith("-"):
             resolved: tuple[str | None, Any, list[str]] = super().resolve_command(ctx, args)
             return resolved
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, [*self.entries, *self.groups], n=1, cutoff=0.5)
+        path = ctx.command_path
         raise UsageError(
-            f"there is no command '{name}'",
-            hint=f"did you mean 'ckptrun {near[0]}'?" if near else "'ckptrun --help' lists the commands",
+            f"there is no command '{name}'" if path == "ckptrun" else f"{path} has no command '{name}'",
+            hint=f"did you mean '{path} {near[0]}'?" if near else f"'{path} --help' lists the commands",
         )
+
+
+def _single_command(name: str, entry: Entry) -> Any:
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command(name, cls=PassingCommand if entry.passes_on else QuickCommand)(load(entry))
+    command: Any = typer.main.get_command(single)
+    if entry.passes_on:
+        command.behind = entry.passes_on
+    return command
+
+
+def _group_command(name: str, group: Group) -> Any:
+    app = typer.Typer(
+        cls=LazyGroup,
+        name=name,
+        help=group.help,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+    )
+    _add_stand_ins(app, group.commands)
+    command: Any = typer.main.get_command(app)
+    command.entries, command.groups = group.commands, {}
+    return command
 
 
 def _take_as_it_comes(parameters: list[Any]) -> list[Any]:
@@ -149,12 +227,16 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
+    _add_stand_ins(app, {**COMMANDS, **GROUPS})
+    return app
+
+
+def _add_stand_ins(app: typer.Typer, entries: Mapping[str, Entry | Group]) -> None:
     def stand_in() -> None:
         pass
 
-    for name, entry in COMMANDS.items():
+    for name, entry in entries.items():
         app.command(name, help=entry.help, rich_help_panel=entry.panel)(stand_in)
-    return app
 
 
 def run(arguments: Sequence[str], listener: StopListener | None) -> int:
@@ -169,11 +251,9 @@ def run(arguments: Sequence[str], listener: StopListener | None) -> int:
     """
     command = typer.main.get_command(build_app())
     code = command.main(
-        args=list(arguments) or ["--help"],
+        args=list(arguments),
         prog_name="ckptrun",
         standalone_mode=False,
         obj=listener,
     )
-    if not arguments:
-        return 2  # the help was shown, but a command was needed
     return code if isinstance(code, int) else 0

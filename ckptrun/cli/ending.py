@@ -57,7 +57,11 @@ def tell(
     note(f"ckptrun: {closing_line(fn, folder, outcome)}")
     if outcome.save_error is not None:
         tell_problem(f"the last save failed, and none after it succeeded: {outcome.save_error}", None)
-    if fn == "fit" and outcome.stop_reason not in (StopReason.DONE, StopReason.EXCEPTION):
+    if (
+        fn == "fit"
+        and not result.requeued
+        and outcome.stop_reason not in (StopReason.DONE, StopReason.EXCEPTION)
+    ):
         where = "" if num_hosts == 1 else ", on every host"
         note(f"  to go on{where}: {shlex.join(_to_go_on(command))}")
 

@@ -11,11 +11,13 @@ Python goes through as well. Turned down: a path of its own for each command, wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ckptrun.cli.drift import config_check, early_stopping_changed
+from ckptrun.cli.job_check import job_warnings
 from ckptrun.cli.options import FnOptions, command_line
 from ckptrun.cli.output import note, print_json, say, stdout_kept_for_json
 from ckptrun.cli.rank import RankWork
@@ -26,6 +28,8 @@ from ckptrun.config.support import check_supported
 from ckptrun.config.yaml_format import dump
 from ckptrun.errors import UsageError
 from ckptrun.launch.plan import LaunchPlan, make_plan
+from ckptrun.launch.requeue import Policy
+from ckptrun.launch.walltime import Walltime
 from ckptrun.records import Fn, Progress, Resolution
 from ckptrun.resolve.explain import headline, passed_over, to_json
 from ckptrun.resolve.finished import Limits
@@ -51,6 +55,8 @@ def run_fn(fn: Fn, options: FnOptions, listener: StopListener | None) -> int:
     if options.print_config:
         return _print_config(settled, as_json=options.json)
     spec = make_spec(settled, options, listener or StopListener())
+    for text in job_warnings(settled, spec.plan, os.environ):
+        note(f"ckptrun: warning: {text}")
     if options.dry_run:
         return _dry_run(spec, as_json=options.json)
     return _launch(spec, options)
@@ -72,7 +78,8 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         )
     work = RankWork(fn, config)
     command = command_line(fn, options)
-    plan = _plan(settled, command)
+    grace_s = config.launch.grace_s
+    plan = _plan(settled, command, {} if options.no_slurm else os.environ)
     return SessionSpec(
         fn=fn,
         folder=settled.folder,
@@ -96,15 +103,18 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         )
         if fn == "fit"
         else None,
-        grace_s=DEFAULT_GRACE_S if config.launch.grace_s is None else config.launch.grace_s,
+        grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
         save_on_stop=config.run.save_on_stop,
         on_save_error=config.run.on_save_error,
         async_save=config.run.async_save,
         job=settled.job,
+        requeue=Policy(config.slurm.requeue, config.slurm.max_requeues),
+        hpc_save=config.slurm.hpc_save,
+        walltime=_walltime(settled, listener, dry_run=options.dry_run),
         command=command,
         on_resolution=tell_resolution,
         prepare=work.prepare if plan.launcher == "inline" else lambda: None,
-        echo=lambda text: note(f"ckptrun: {text}"),
+        echo=_echo,
         max_restarts=config.launch.max_restarts,
         hang_timeout_s=config.launch.hang_timeout_s,
         start_method=config.launch.start_method,
@@ -113,15 +123,46 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
     )
 
 
-def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
+def _echo(text: str) -> None:
+    note(f"ckptrun: {text}")
+
+
+def _walltime(settled: Settled, listener: StopListener, *, dry_run: bool) -> Walltime | None:
+    """What watches the time; None where there is no end to watch for. The listener hears of the signals for it."""
+    from ckptrun.environment.slurm import end_time
+
+    config, job = settled.config, settled.job
+    listener.walltime_signals = tuple(int(getattr(signal, name)) for name in config.slurm.signals)
+    in_job = job is not None and job.batch and settled.fn == "fit" and not config.trainer.fast_dev_run
+    limit_s = config.launch.time_limit
+    if dry_run or not (in_job or limit_s is not None):
+        return None
+    return Walltime(
+        listener,
+        job=job if in_job else None,
+        say=_echo,
+        limit_s=limit_s,
+        job_end=end_time(os.environ) if in_job else None,
+        grace_given=config.launch.grace_s is not None,
+    )
+
+
+def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) -> LaunchPlan:
     from ckptrun.environment.machine import num_cores, num_gpus
+    from ckptrun.environment.slurm import task_facts
 
     config = settled.config
-    gpus = num_gpus(os.environ) if config.launch.nproc != 1 else 0
+    task = task_facts(slurm_env, at_terminal=os.isatty(0))
+    gpus = num_gpus(os.environ) if config.launch.nproc != 1 or task is not None else 0
+    one_each = config.launch.nproc == "auto" and task is not None and task.is_rank
     plan = make_plan(
         launcher=config.launch.launcher,
         strategy=config.strategy.name,
-        num_ranks=max(1, gpus) if config.launch.nproc == "auto" else int(config.launch.nproc),
+        num_ranks=1
+        if one_each
+        else max(1, gpus)
+        if config.launch.nproc == "auto"
+        else int(config.launch.nproc),
         command=command,
         num_cores=num_cores(),
         num_gpus=gpus,
@@ -131,6 +172,7 @@ def _plan(settled: Settled, command: list[str]) -> LaunchPlan:
         num_hosts=config.launch.nnodes,
         rdzv_endpoint=config.launch.rdzv_endpoint,
         rdzv_timeout_s=config.launch.rdzv_timeout_s,
+        task=task,
     )
     for text in plan.warnings:
         note(f"ckptrun: warning: {text}")

@@ -172,7 +172,7 @@ class FnOptions:
         typer.Option(
             "--time-limit",
             metavar="TIME",
-            help="Save and stop before it (not available yet).",
+            help="Save and stop before it.",
             rich_help_panel=_LAUNCH,
         ),
     ] = None
@@ -254,12 +254,14 @@ OptionsT = TypeVar("OptionsT", bound=FnOptions)
 
 
 def takes(
-    options: type[OptionsT],
+    options: type[OptionsT], *, without: frozenset[str] = frozenset(), own_first: bool = False
 ) -> Callable[[Callable[[typer.Context, OptionsT], int]], Callable[..., int]]:
     """Make a command out of a function of the context and one options object.
 
     Args:
         options: the dataclass whose fields become the command's options and arguments.
+        without: fields that do not, and keep their defaults.
+        own_first: the fields of the class itself come before those that it inherits, in ``--help`` too.
     """
 
     def decorate(function: Callable[[typer.Context, OptionsT], int]) -> Callable[..., int]:
@@ -269,7 +271,10 @@ def takes(
         parameters = [
             inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         ]
-        for field in fields(options):
+        own = options.__annotations__ if own_first else {}
+        for field in sorted(fields(options), key=lambda field: field.name not in own):
+            if field.name in without:
+                continue
             assert field.default is not MISSING  # every option has one; Typer would make it required
             parameters.append(
                 inspect.Parameter(

@@ -17,14 +17,17 @@ import typer
 from ckptrun.cli.options import ConfigOption, DebugOption, JsonOption, RootOption, RunArgument, RunOption
 from ckptrun.cli.output import age, metrics_text, print_json, say, style, when
 from ckptrun.cli.settle import named_once, settle_run
+from ckptrun.environment.node_list import expand
+from ckptrun.environment.slurm_queue import QueueJob, read_job
 from ckptrun.records import Status
+from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import DamagedRegistryError, Registry
 from ckptrun.run.status import StatusRecord, read_status
 
 KEYS = (
     "run", "status", "stop_reason", "fn", "stage", "step", "epoch", "max_steps", "metrics", "checkpoint",
-    "attempt", "ranks", "heartbeat_age_s", "exit_code",
+    "attempt", "ranks", "heartbeat_age_s", "exit_code", "job",
 )  # fmt: skip
 _LIVE = (Status.INITIALIZING, Status.RUNNING)
 _WATCH_EVERY_S = 1.0
@@ -47,10 +50,11 @@ def status(
     """Show the state of one run."""
     folder = settle_run(named_once(run_argument, run), root, config, os.environ)
     record = read_status(folder)
+    job = job_of(folder, record)
     num_lines, shown = 0, ""
     in_place = sys.stdout.isatty()
     while watch and record is not None and record.status in _LIVE:
-        lines = describe(record, decided(folder)) if in_place else [summary(record)]
+        lines = describe(record, decided(folder), job) if in_place else [summary(record)]
         if in_place and num_lines:
             say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(lines))
         elif not json and summary(record) != shown:
@@ -58,24 +62,69 @@ def status(
         num_lines, shown = len(lines), summary(record)
         time.sleep(_WATCH_EVERY_S)
         record = read_status(folder)
+    if watch:
+        job = job_of(folder, record)  # not in each second: all users of a cluster ask the one controller
     if json:
-        print_json(document(folder, record))
+        print_json(document(folder, record, job))
     elif record is None:
         say(f"{folder.name}: it has never written a status")
     else:
         if in_place and num_lines:
-            say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(describe(record, decided(folder))))
+            say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(describe(record, decided(folder), job)))
         else:
-            say("\n".join(describe(record, decided(folder))))
+            say("\n".join(describe(record, decided(folder), job)))
     return 0
 
 
-def document(folder: RunFolder, record: StatusRecord | None) -> dict[str, Any]:
+def job_of(folder: RunFolder, record: StatusRecord | None) -> QueueJob | None:
+    """What the queue says about the SLURM job of a run that has not finished; None where there is none, or no SLURM."""
+    if record is None or record.status is Status.FINISHED:
+        return None
+    try:
+        attempts = read_attempts(folder.attempts)
+    except OSError:
+        return None
+    key = attempts[-1].job if attempts else None
+    return None if key is None else read_job(key)
+
+
+def document(folder: RunFolder, record: StatusRecord | None, job: QueueJob | None = None) -> dict[str, Any]:
     """What ``status --json`` says; a run that has never written a status has ``status`` null."""
     if record is None:
         return {**dict.fromkeys(KEYS), "run": folder.name, "metrics": {}, "ranks": []}
-    known = record.to_dict()
+    known = {**record.to_dict(), "job": None if job is None else job_document(job, time.time())}
     return {key: known[key] for key in KEYS}
+
+
+def job_document(job: QueueJob, now: float) -> dict[str, Any]:
+    """A job in the queue, for a program."""
+    runs = job.state == "RUNNING"
+    return {
+        "id": job.id,
+        "state": job.state,
+        "reason": job.reason or None,
+        "restarts": job.restarts,
+        "nodes": expand(job.nodes) if runs else [],
+        "left_s": job.end - now if runs and job.end is not None else None,
+        "starts_at": job.start if job.state == "PENDING" else None,
+    }
+
+
+def job_text(job: QueueJob, now: float) -> str:
+    """A job in the queue, in a line."""
+    parts = [f"{job.id} is {job.state.lower()}"]
+    if job.state == "PENDING":
+        again = f"to start again ({job.restarts} so far)" if job.restarts else "to start"
+        parts = [f"{job.id} waits {again}"]
+        if job.reason:
+            parts.append(job.reason)
+        if job.start is not None:
+            parts.append(f"not before {when(job.start)}")
+    elif job.state == "RUNNING":
+        parts = [f"{job.id} runs on {', '.join(expand(job.nodes))}"]
+        if job.end is not None:
+            parts.append(f"{age(max(0.0, job.end - now))} left")
+    return ", ".join(parts)
 
 
 def state(record: StatusRecord) -> str:
@@ -114,11 +163,14 @@ def decided(folder: RunFolder) -> list[tuple[str, str]]:
     return facts
 
 
-def describe(record: StatusRecord, more: Sequence[tuple[str, str]] = ()) -> list[str]:
+def describe(
+    record: StatusRecord, more: Sequence[tuple[str, str]] = (), job: QueueJob | None = None
+) -> list[str]:
     """A run in a few lines, one fact a line.
 
     Args:
         more: further facts, each with its name; shown after the checkpoint.
+        job: the SLURM job of its newest attempt, where the queue knows it.
     """
     facts: list[tuple[str, str]] = [
         ("run", record.run),
@@ -135,6 +187,8 @@ def describe(record: StatusRecord, more: Sequence[tuple[str, str]] = ()) -> list
     if record.status in _LIVE:
         ranks = ", ".join(f"{rank.rank}: pid {rank.pid} on {rank.host}" for rank in record.ranks)
         facts.append(("ranks", ranks or "none yet"))
+    if job is not None:
+        facts.append(("job", job_text(job, time.time())))
     facts.append(("last sign", f"{age(record.heartbeat_age_s)} ago"))
     if record.exit_code is not None:
         facts.append(("exit code", str(record.exit_code)))

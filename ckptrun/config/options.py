@@ -33,6 +33,15 @@ def _at_least(low: int) -> Callable[[Any], str | None]:
     return check
 
 
+# Those that every process of a run can take: one that a loader worker knows nothing of would end it.
+_STOP_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
+
+
+def _stop_signals(names: Any) -> str | None:
+    known = all(name in _STOP_SIGNALS for name in names)
+    return None if known else f"some of {', '.join(_STOP_SIGNALS)}"
+
+
 def _whole_above_one(node: Node) -> int | float:
     """A whole number of batches, or a fraction of all; ``1e3`` is a thousand batches, ``1.0`` is all."""
     value: int | float = coerce(node, int | float)
@@ -205,12 +214,19 @@ class SlurmOptions:
     requeue: Literal["scontrol", "exit-code", "none"] | None = _option(
         None, "who starts the job again; null is scontrol in a batch job, else exit-code"
     )
-    max_requeues: int | None = _option(None, "requeue at most this often, null as often as it takes")
-    hpc_save: bool = _option(True, "save an hpc checkpoint when the walltime draws near")
+    max_requeues: int | None = _option(
+        None, "requeue at most this often, null as often as it takes", check=_at_least(0)
+    )
+    hpc_save: bool = _option(
+        True,
+        "what is saved when the walltime draws near is an hpc checkpoint, which the job's next start takes; "
+        "else it is one like that of any other stop",
+    )
     signals: tuple[str, ...] = field(
         default=("SIGUSR1",),
         metadata={
             "doc": "signals that announce the end of the walltime",
+            "check": _stop_signals,
             "convert": lambda node: tuple(coerce(node, list[str])),
             "forms": "a list of signals' names",
         },

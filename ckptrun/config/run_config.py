@@ -62,6 +62,12 @@ class RunConfig:
         return self.run.root
 
     @property
+    def num_loader_workers(self) -> int:
+        """Loader workers of each rank, as far as the data's arguments say (``num_workers``)."""
+        given = 0 if self.data is None else self.data.init_args.get("num_workers", 0)
+        return max(0, given) if isinstance(given, int) else 0
+
+    @property
     def tree(self) -> dict[str, Any]:
         """What was given, merged, as plain values and without defaults."""
         tree: dict[str, Any] = plain(self.nodes)

@@ -10,14 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckptrun.config.run_config import RunConfig
-from ckptrun.config.sections import section_tree
 from ckptrun.errors import ConfigError
 
-# Options that change nothing yet; given with their default they ask for nothing.
-_NOT_YET = {
-    "launch": ("time_limit",),
-    "slurm": ("requeue", "max_requeues", "hpc_save", "signals"),
-}
 _AVAILABLE = {
     "strategy.name": ("auto", "single", "ddp"),
     "launch.launcher": ("auto", "inline", "torchrun"),
@@ -82,9 +76,3 @@ def _found(config: RunConfig) -> Iterator[tuple[str, str]]:
                 f"strategy.{name}",
                 f"the strategy {_strategy(config)} has no option {name!r}; it has: {known}",
             )
-    for section, names in _NOT_YET.items():
-        options = getattr(config, section)
-        given, default = section_tree(options), section_tree(type(options)())
-        for name in names:
-            if given[name] != default[name]:
-                yield f"{section}.{name}", f"{section}.{name} is not available yet"

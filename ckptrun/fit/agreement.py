@@ -26,6 +26,7 @@ MEET_S = 0.1  # how long one that is late waits for the others to be: they do th
 WISH_S = 2.0  # how long one that wishes to stop waits for the others to wish it at the same step
 _MOST_STEPS = 1 << 20
 _REASONS = tuple(StopReason)
+_NO_SAVE = 500  # more than any signal's number
 
 
 class Wish(IntEnum):
@@ -81,8 +82,8 @@ class Agreement:
             ]
         )
         if stop and self.request is None:
-            reason, signum = _REASONS[stop // 1000 - 1], stop % 1000
-            self.request = StopRequest(reason, signum or None, began)
+            reason, rest = _REASONS[stop // 1000 - 1], stop % 1000
+            self.request = StopRequest(reason, rest % _NO_SAVE or None, began, no_save=rest >= _NO_SAVE)
         self.save_requested = saves
         self.time_over = bool(over)
         self.wish = Wish(wished)
@@ -130,4 +131,7 @@ class Agreement:
 
 def _code(request: StopRequest | None) -> int:
     """A request as a number: larger ones win, and 0 is none."""
-    return 0 if request is None else (_REASONS.index(request.reason) + 1) * 1000 + (request.signum or 0)
+    if request is None:
+        return 0
+    number = (_REASONS.index(request.reason) + 1) * 1000 + (request.signum or 0)
+    return number + _NO_SAVE if request.no_save else number

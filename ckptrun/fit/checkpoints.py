@@ -41,7 +41,7 @@ from ckptrun.fit.capture import (
 from ckptrun.fit.checkpoint_writer import CheckpointWriter
 from ckptrun.fit.flight import Flight, PositionKey, Ticket
 from ckptrun.fit.save_books import SaveBooks, noted_again
-from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason, StopReason
+from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason
 from ckptrun.run.registry import Registry
 
 if TYPE_CHECKING:
@@ -548,8 +548,10 @@ class CheckpointService:
             return
         self._stopping = True
         self._settle_anyhow()
-        if self.trainer.context.save_on_stop:
-            hpc = request.reason is StopReason.WALLTIME
+        if request.no_save:
+            self.trainer.context.say("too little time is left for another save; the one before it counts")
+        elif self.trainer.context.save_on_stop:
+            hpc = str(request.reason) in self.trainer.context.hpc_for
             self.save_boundary(SaveReason.HPC if hpc else SaveReason.STOP)
 
     # -- writing -----------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ class RankContext:
     progress: Progress = field(default_factory=Progress)
     job: str | None = None
     save_on_stop: bool = True
+    hpc_for: tuple[str, ...] = ("walltime",)
+    """The stop reasons whose checkpoint is an hpc checkpoint."""
     on_save_error: str = DEFAULT_ON_SAVE_ERROR
     async_save: bool = True
     trust: bool = False

@@ -51,6 +51,7 @@ class LostRankError(CkptrunError):
 
     exit_code = 70
     type_name = ""  # its message says it all
+    host_lost = False  # its whole host is gone
 
 
 def combine(ends: Sequence[RankEnd], *, step: int = 0, logs: str = "") -> Outcome:
@@ -110,11 +111,13 @@ def _numbered(names: Sequence[str]) -> str:
 
 def _lost_host(end: RankEnd, ends: Sequence[RankEnd], logs: str) -> LostRankError:
     there = sorted(each.rank for each in ends if each.host_lost is not None and each.host == end.host)
-    return LostRankError(
+    error = LostRankError(
         f"{_numbered([str(rank) for rank in there])} {'is' if len(there) == 1 else 'are'} lost with the host: "
         f"{end.host_lost}",
         hint=f"What its ckptrun said stands in its own output, what its ranks printed in {logs}.",
     )
+    error.host_lost = True
+    return error
 
 
 def _lost(end: RankEnd, logs: str) -> LostRankError:

@@ -91,7 +91,10 @@ class Agent(SimpleElasticAgent):
     ) -> list[Worker]:
         if self._card is not None:
             cards = _exchange(store, self._card, group_rank, group_world_size)
-            order = sorted(range(group_world_size), key=lambda each: (not cards[each]["leads"], each))
+            order = sorted(
+                range(group_world_size),
+                key=lambda each: (not cards[each]["leads"], cards[each].get("order", 0), each),
+            )
             self._cards = [cards[each] for each in order]
             group_rank = order.index(group_rank)
         self._group_rank = group_rank

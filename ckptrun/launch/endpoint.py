@@ -177,10 +177,13 @@ def await_answer(
 
 def interface_of(address: str) -> str | None:
     """The name of the network interface that has ``address`` (IPv4); None where it cannot be found."""
-    try:
-        wanted = socket.inet_aton(address)
-    except OSError:
-        return None
+    found = interface_addresses().get(address)
+    return found or ("lo" if _is_loopback(address) else None)
+
+
+def interface_addresses() -> dict[str, str]:
+    """The first IPv4 address of each of this host's network interfaces, with the interface's name."""
+    found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             request = array.array("b", struct.pack("256s", name.encode()[:15]))
@@ -188,9 +191,8 @@ def interface_of(address: str) -> str | None:
                 fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue  # it has no address
-            if request.tobytes()[20:24] == wanted:
-                return name
-    return "lo" if _is_loopback(address) else None
+            found.setdefault(socket.inet_ntoa(request.tobytes()[20:24]), name)
+    return found
 
 
 def _family(address: str) -> socket.AddressFamily:

@@ -48,6 +48,7 @@ class Following:
     listener: StopListener
     fork_server: Callable[[], ForkServer]
     say: Callable[[str], None]
+    local: tuple[int, int] | None = None  # as in Launch
 
 
 def follow(following: Following, meeting: Meeting) -> int:
@@ -162,6 +163,7 @@ class _Follower:
                 attempt,
                 facts["run_id"] or "run",
                 env=rank_environment(interface_of(self._link.own_address)),
+                local=self._of.local,
             ),
             server,
             link=self._link,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -14,7 +15,9 @@ from ckptrun.launch.spawned import argv_for
 from ckptrun.launch.wire import Message, send_with_fds
 from ckptrun.processes import process_stat, reap_orphans
 from ckptrun.records import Fn
+from ckptrun.stop import STOP_SIGNALS
 
+_NOT_FOR_IT = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 _SWEEP_S = 5.0
 _ORPHANS_S = 2.0
 
@@ -56,13 +59,18 @@ class ForkServer:
             fn: what the ranks will do.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        process = subprocess.Popen(
-            argv_for("ckptrun.launch.fork_server", theirs.fileno(), os.getpid(), method, fn),
-            pass_fds=[theirs.fileno()],
-            env={**env, **os.environ},
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # whoever kills the supervisor's whole group leaves this one to end the ranks
-        )
+        # Until it can ignore them: SLURM sends its signals to every process of a step, and it would die of them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_IT)
+        try:
+            process = subprocess.Popen(
+                argv_for("ckptrun.launch.fork_server", theirs.fileno(), os.getpid(), method, fn),
+                pass_fds=[theirs.fileno()],
+                env={**env, **os.environ},
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # whoever kills the supervisor's whole group leaves this one to end the ranks
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return cls(process, ours, (dict(env), method, fn))
 

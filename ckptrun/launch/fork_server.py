@@ -44,6 +44,7 @@ def main() -> None:
     parent, method, fn = int(sys.argv[2]), sys.argv[3], sys.argv[4]
     under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     ignore_stop_signals_in_child(parent)
+    release_signals()  # those that came before are let go
     adopt_orphans()
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -34,6 +34,7 @@ from ckptrun.launch.endpoint import (
 )
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.wire import Channel, Message
+from ckptrun.records import TaskFacts
 
 _RENDEZVOUS_ID = "ckptrun"  # the same for all, so that who meets the wrong ones learns it from their cards
 _ANSWER_S = 15  # what a store may take to answer
@@ -69,6 +70,7 @@ class Card:
     version: str
     config: str
     leads: bool = False
+    order: int = 0  # among those that do not lead, where somebody (SLURM) has numbered them
 
 
 @dataclass
@@ -190,11 +192,23 @@ def meet(
             return None
 
 
-def new_card(place: Place, *, nproc: int, fn: str, run: str, ckpt: str, version: str, config: str) -> Card:
-    """This supervisor's card, with a token of its own."""
+def new_card(
+    place: Place,
+    *,
+    nproc: int,
+    fn: str,
+    run: str,
+    ckpt: str,
+    version: str,
+    config: str,
+    task: TaskFacts | None = None,
+) -> Card:
+    """This supervisor's card, with a token of its own; ``task`` says which of SLURM's tasks it is."""
     return Card(
         id=secrets.token_hex(8),
-        host=host_name(),
+        host=host_name() if task is None else task.node,
+        leads=task is not None and task.number == 0,
+        order=0 if task is None else task.number,
         address=place.own_address,
         port=place.port,
         token=secrets.token_hex(16),

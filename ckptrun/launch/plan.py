@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptrun.errors import UsageError
+from ckptrun.records import TaskFacts
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class LaunchPlan:
     """What is started: ``inline`` is this very process, so ``argv`` is the command that was given.
 
     ``num_ranks`` are those of this host; ``env`` stands in the ranks' environment before torch is imported. Several
-    hosts meet at ``rdzv_endpoint`` within ``rdzv_timeout_s`` seconds.
+    hosts meet at ``rdzv_endpoint`` within ``rdzv_timeout_s`` seconds; where each is a ``task`` of SLURM's, they find
+    each other without one.
     """
 
     launcher: str
@@ -29,8 +31,20 @@ class LaunchPlan:
     num_hosts: int = 1
     rdzv_endpoint: str | None = None
     rdzv_timeout_s: float = 600.0
+    task: TaskFacts | None = None
+
+    @property
+    def local(self) -> tuple[int, int] | None:
+        """Local rank and how many there are, where each of SLURM's tasks is a rank."""
+        return (self.task.local, self.task.num_local) if self.task is not None and self.task.is_rank else None
 
     def __str__(self) -> str:
+        if self.task is not None:
+            what = "task" if self.task.is_rank else "node"
+            return (
+                f"{shlex.join(self.argv)}\n  {self._ranks()} in this {what}, one of {self.num_hosts} on "
+                f"{', '.join(self.task.nodes)}, by {self.launcher}, strategy {self.strategy}"
+            )
         if self.num_hosts > 1:
             return (
                 f"{shlex.join(self.argv)}\n  {self._ranks()} on this host, one of {self.num_hosts} that meet at "
@@ -57,6 +71,7 @@ def make_plan(
     num_hosts: int = 1,
     rdzv_endpoint: str | None = None,
     rdzv_timeout_s: float = 600.0,
+    task: TaskFacts | None = None,
 ) -> LaunchPlan:
     """The plan for one attempt.
 
@@ -66,12 +81,18 @@ def make_plan(
         supervised: restarts are asked for, which are better made with ranks in processes of their own.
         watched: hang detection is asked for, which needs ranks in processes of their own.
         num_hosts: each with a command of its own, which all meet at ``rdzv_endpoint``.
+        task: which of SLURM's tasks runs this command, where there are several.
 
     Raises:
         UsageError: launcher, strategy and number of ranks do not go together, or several hosts have no endpoint.
     """
+    if task is not None:
+        num_hosts = _hosts_of_tasks(task, num_hosts, num_ranks, num_gpus)
+        if task.is_rank:
+            num_cores = min(num_cores, task.cpus) if task.cpus else max(1, num_cores // task.num_local)
+            num_ranks = 1
     several = num_hosts > 1
-    if several and not rdzv_endpoint:
+    if several and task is None and not rdzv_endpoint:
         raise UsageError(
             f"{num_hosts} hosts are asked for, and no place where they meet.",
             hint="Name one of them, the same in each command: --rdzv-endpoint HOST:PORT.",
@@ -132,7 +153,35 @@ def make_plan(
         num_hosts,
         rdzv_endpoint if several else None,
         rdzv_timeout_s,
+        task,
     )
+
+
+def _hosts_of_tasks(task: TaskFacts, num_hosts: int, num_ranks: int, num_gpus: int) -> int:
+    """How many commands take part: one for each task.
+
+    Raises:
+        UsageError: what is asked for is not what SLURM has started.
+    """
+    nodes = len(task.nodes)
+    if num_hosts not in (1, nodes):
+        raise UsageError(
+            f"{num_hosts} hosts are asked for, and this step runs on {nodes}: {', '.join(task.nodes)}.",
+            hint="Leave --nnodes out: SLURM says how many there are.",
+        )
+    if task.is_rank and num_ranks > 1:
+        raise UsageError(
+            f"SLURM has started {task.num_local} tasks on this node, and each is asked for {num_ranks} ranks.",
+            hint=f"Either each task is a rank (leave --nproc out), or start one a node: srun --ntasks-per-node=1 with "
+            f"--nproc {num_ranks}.",
+        )
+    if task.is_rank and 1 < num_gpus < task.num_local:
+        raise UsageError(
+            f"SLURM has started {task.num_local} tasks on this node, each of which is a rank, and they see {num_gpus} "
+            "GPUs.",
+            hint=f"Use --ntasks-per-node={num_gpus}.",
+        )
+    return task.num_tasks
 
 
 def environment_of_ranks(num_ranks: int, *, num_cores: int, num_threads: int | None = None) -> dict[str, str]:

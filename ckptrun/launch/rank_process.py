@@ -184,7 +184,9 @@ def _obey(channel: Channel, stop: RemoteStop) -> None:
 def _take(message: Message, stop: RemoteStop) -> None:
     op = message["op"]
     if op == "stop" and stop.request is None:
-        stop.request = StopRequest(StopReason(message["reason"]), message["signum"], time.monotonic())
+        stop.request = StopRequest(
+            StopReason(message["reason"]), message["signum"], time.monotonic(), no_save=message["no_save"]
+        )
     elif op == "save":
         stop.save_requested = message["count"]
 

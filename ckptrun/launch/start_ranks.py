@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
 
 _FACTS = (
-    "run_id", "attempt", "lease_epoch", "job", "save_on_stop", "on_save_error", "async_save", "trust", "override",
-    "exact", "strategy", "versions", "resume_past_early_stop", "logs_dir",
+    "run_id", "attempt", "lease_epoch", "job", "save_on_stop", "hpc_for", "on_save_error", "async_save", "trust",
+    "override", "exact", "strategy", "versions", "resume_past_early_stop", "logs_dir",
 )  # fmt: skip
 
 
@@ -36,6 +36,7 @@ def run_torchrun(
     started: Callable[[list[tuple[int, int, str]], list[int]], None],
     dump_with: Callable[[Callable[[], None]], None],
     hosts: Hosts | None = None,
+    local: tuple[int, int] | None = None,
 ) -> Outcome:
     """Run ``work`` in ``nproc`` ranks on this host, as the supervisor's ``context`` says.
 
@@ -44,6 +45,7 @@ def run_torchrun(
         started: takes (rank, process, host) of every rank once they are there, and this host's processes.
         dump_with: is given the function that makes every rank write its stacks.
         hosts: the others, where this host leads several; ``nproc`` are then this one's.
+        local: local rank and how many there are, where this host's only rank is one of several there.
     """
     facts = {name: getattr(context, name) for name in _FACTS}
     run_path = None if context.run is None else context.run.path
@@ -63,6 +65,7 @@ def run_torchrun(
         context.run_id or "run",
         hang_timeout_s,
         env={} if hosts is None else rank_environment(hosts.interface),
+        local=local,
     )
     hooks = Hooks(
         saved=context.saved,

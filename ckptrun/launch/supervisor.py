@@ -105,6 +105,9 @@ class Supervisor:
             supervision.run.logs_dir, f"attempt-{supervision.attempt.attempt:04d}-rank-0000.log"
         )
         self.restore_s: Callable[[], float] = lambda: 0.0
+        self.judge: Callable[[Outcome, int], tuple[Outcome, int]] = lambda outcome, code: (outcome, code)
+        self.last_act: Callable[[Outcome, int], int] = lambda _, code: code  # before a forced end
+        self.slurm: Callable[[], str | None] = lambda: None
         self.lease_lost = False
         self.dump_stacks: Callable[[], None] = self._dump_own_stacks
         self._ranks: tuple[RankRecord, ...] | None = None
@@ -175,6 +178,7 @@ class Supervisor:
             save_s=self._save_s,
             restore_s=self.restore_s(),
             error=error,
+            slurm=self.slurm(),
         )
         with self._writing:
             self._status = final_status(outcome)
@@ -322,14 +326,14 @@ class Supervisor:
         try:
             with open(self._log_path, "a", encoding="utf-8") as file:
                 file.write(
-                    f"The grace period of {self._listener.grace_s:g} s is over; stacks of all threads:\n"
+                    f"The grace period of {self._listener.allowed_s:.3g} s is over; stacks of all threads:\n"
                 )
         except OSError:
             pass
         self.dump_stacks()
         self._end_at_once(
             request,
-            f"the work did not end within the grace period of {self._listener.grace_s:g} s; "
+            f"the work did not end within the grace period of {self._listener.allowed_s:.3g} s; "
             f"its stacks are in {self._log_path}",
         )
 
@@ -342,7 +346,7 @@ class Supervisor:
 
     def _end_at_once(self, request: StopRequest, why: str) -> None:
         outcome = Outcome(request.reason, self._progress.step, self._progress.epoch)
-        code = exit_code(outcome, request=request)
+        outcome, code = self.judge(outcome, exit_code(outcome, request=request))
         # The display may be in the hands of a thread that hangs; it gets a moment and no more.
         shown = threading.Thread(target=lambda: self._display.stop(f"ckptrun: {why}"), daemon=True)
         shown.start()
@@ -352,7 +356,7 @@ class Supervisor:
         written.start()
         written.join(_FORCED_WRITE_S)
         shown.join(0.5)
-        os._exit(code)
+        os._exit(self.last_act(outcome, code))
 
     def _end_quietly(self, outcome: Outcome, code: int, why: str) -> None:
         try:

@@ -69,6 +69,9 @@ class Launch:
     run_id: str
     hang_timeout_s: float | None = None
     env: dict[str, str] = field(default_factory=dict)  # for every rank, besides what torchrun sets
+    local: tuple[int, int] | None = (
+        None  # local rank and how many, where this host's only rank is one of several there
+    )
 
 
 def rank_logs(logs_dir: str | None, attempt: int) -> Callable[[int], str]:
@@ -194,11 +197,12 @@ class TorchrunLaunch:
 
     def _start_ranks(self, message: Message) -> None:
         for local_rank, rank, world_size in message["ranks"]:
+            local_rank, num_local = self._launch.local or (local_rank, self._launch.nproc)
             env = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local_rank),
                 "WORLD_SIZE": str(world_size),
-                "LOCAL_WORLD_SIZE": str(self._launch.nproc),
+                "LOCAL_WORLD_SIZE": str(num_local),
                 "GROUP_RANK": str(message["group_rank"]),
                 "GROUP_WORLD_SIZE": str(message["group_world_size"]),
                 "MASTER_ADDR": str(message["master_addr"]),
@@ -347,7 +351,9 @@ class TorchrunLaunch:
     def _tell_stop(self, rank: Rank) -> None:
         request = self._told_stop
         if request is not None:
-            rank.channel.send("stop", reason=str(request.reason), signum=request.signum)
+            rank.channel.send(
+                "stop", reason=str(request.reason), signum=request.signum, no_save=request.no_save
+            )
 
     def _pass_requests_on(self) -> None:
         request = self._listener.request

@@ -2,6 +2,7 @@
 
     attempts.jsonl    {"event": "start", "attempt": 3, "fn": "fit", ...}
                       {"event": "end", "attempt": 3, "status": "INTERRUPTED", "exit_code": 143, ...}
+                      {"event": "requeue", "attempt": 3, "job": "1234", "by": "scontrol", "why": "walltime", ...}
 
 Decision: a ledger that is only ever appended to, one durable line an event, so that no death of a writer
 harms what is written already. A line that is not JSON is the torn end of a writer that died, and is passed
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ckptrun.records import AttemptRecord
@@ -85,6 +86,7 @@ def append_end(
     save_s: float,
     restore_s: float,
     error: str | None = None,
+    slurm: str | None = None,
 ) -> None:
     """Note how attempt number ``attempt`` ended.
 
@@ -96,6 +98,7 @@ def append_end(
         save_s: seconds for which training stood still to save.
         restore_s: seconds from the start of restoring to the first step.
         error: one line about what went wrong.
+        slurm: what SLURM said that SIGTERM was for, where it was asked.
 
     Raises:
         OSError: the ledger cannot be written.
@@ -114,8 +117,56 @@ def append_end(
         "save_s": round(save_s, 3),
         "restore_s": round(restore_s, 3),
         "error": error,
+        **({} if slurm is None else {"slurm": slurm}),
     }
     append_line(path, json.dumps(end))
+
+
+@dataclass(frozen=True)
+class RequeueRecord:
+    """That the job of an attempt was to start again: who saw to it, and why it was stopped."""
+
+    attempt: int
+    job: str
+    by: str
+    why: str
+
+
+def append_requeue(
+    path: str, attempt: int, *, job: str, by: str, why: str, problem: str | None = None
+) -> None:
+    """Note that the job starts again.
+
+    Args:
+        by: ``scontrol``, ``slurm`` (by itself), or who acts on the exit code.
+        problem: why ``scontrol`` did not do it.
+
+    Raises:
+        OSError: the ledger cannot be written.
+    """
+    event = {
+        "event": "requeue", "attempt": attempt, "at": time.time(), "job": job, "by": by, "why": why,
+        "problem": problem,
+    }  # fmt: skip
+    append_line(path, json.dumps(event))
+
+
+def read_requeues(path: str) -> list[RequeueRecord]:
+    """How often jobs of the run were to start again, oldest first.
+
+    Raises:
+        OSError: the ledger is there and cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            events = [_parse(line) for line in file.read().splitlines()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [
+        RequeueRecord(each["attempt"], str(each.get("job")), str(each.get("by")), str(each.get("why")))
+        for each in events
+        if each is not None and each["event"] == "requeue"
+    ]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -14,12 +14,21 @@ import ckptrun
 from ckptrun.cli import app
 from ckptrun.errors import UsageError
 
+ENTRIES = {
+    **app.COMMANDS,
+    **{
+        f"{name} {word}": entry
+        for name, group in app.GROUPS.items()
+        for word, entry in group.commands.items()
+    },
+}
 
-@pytest.mark.parametrize("name", app.COMMANDS)
-def test_help_in_the_table_is_the_docstrings_first_line(name: str) -> None:
-    doc = inspect.getdoc(app.load(name))
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_help_in_the_table_is_the_docstrings_first_line(entry: app.Entry) -> None:
+    doc = inspect.getdoc(app.load(entry))
     assert doc is not None
-    assert app.COMMANDS[name].help == doc.splitlines()[0]
+    assert entry.help == doc.splitlines()[0]
 
 
 def test_help_imports_no_command(run_cli: Callable[..., Any]) -> None:
@@ -29,16 +38,27 @@ def test_help_imports_no_command(run_cli: Callable[..., Any]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split("LOADED")[1].split())
-    assert not loaded & {f"ckptrun.cli.{entry.module}" for entry in app.COMMANDS.values()}
+    assert not loaded & {f"ckptrun.cli.{entry.module}" for entry in ENTRIES.values()}
     assert "ckptrun.cli.app" in loaded
 
 
 def test_help_lists_every_command(run_cli: Callable[..., Any]) -> None:
     done = run_cli("--help")
     assert done.code == 0, done
-    for name, entry in app.COMMANDS.items():
+    for name, entry in {**app.COMMANDS, **app.GROUPS}.items():
         assert f" {name} " in done.stdout
         assert entry.help in done.stdout
+
+
+@pytest.mark.parametrize("name", app.GROUPS)
+def test_help_of_a_group_lists_its_commands_and_no_others(name: str, run_cli: Callable[..., Any]) -> None:
+    done, without = run_cli(name, "--help"), run_cli(name)
+    assert (done.code, without.code) == (0, 2), (done, without)
+    assert done.stdout == without.stdout
+    for word, entry in app.GROUPS[name].commands.items():
+        assert f" {word} " in done.stdout
+        assert entry.help in done.stdout
+    assert app.COMMANDS["fit"].help not in done.stdout
 
 
 def test_no_command_shows_the_help_and_is_wrong_usage(run_cli: Callable[..., Any]) -> None:
@@ -60,6 +80,7 @@ def test_version(run_cli: Callable[..., Any]) -> None:
         ("stats", "status"),
         ("validat", "validate"),
         ("un-pin", "unpin"),
+        ("slrum", "slurm"),
     ],
 )
 def test_a_mistyped_command_gets_the_nearest_name(typed: str, meant: str) -> None:
@@ -67,6 +88,13 @@ def test_a_mistyped_command_gets_the_nearest_name(typed: str, meant: str) -> Non
         app.run([typed], None)
     assert typed in caught.value.message
     assert caught.value.hint == f"did you mean 'ckptrun {meant}'?"
+
+
+def test_a_mistyped_command_of_a_group_gets_the_nearest_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        app.run(["slurm", "sumbit"], None)
+    assert caught.value.message == "ckptrun slurm has no command 'sumbit'"
+    assert caught.value.hint == "did you mean 'ckptrun slurm submit'?"
 
 
 def test_a_command_that_is_like_none(run_cli: Callable[..., Any]) -> None:
@@ -99,6 +127,8 @@ def test_completion_knows_commands_and_options(run_cli: Callable[..., Any], shel
 
     assert "resolve" in complete("ckptrun re")
     assert "--allow-fallback" in complete("ckptrun fit --allow")
+    assert "submit" in complete("ckptrun slurm su")
+    assert "--gpus-per-node" in complete("ckptrun slurm submit --gpus")
 
 
 def test_the_package_offers_its_names_lazily() -> None:

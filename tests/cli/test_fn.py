@@ -16,6 +16,9 @@ from ckptrun.cli.options import FnOptions, ResolveOptions, command_line
 from ckptrun.cli.rank import RankWork
 from ckptrun.config.load import load_config
 from ckptrun.errors import ConfigError
+from ckptrun.run.attempts import read_attempts
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.registry import NO_JOB, Registry
 
 RunCli = Callable[..., Any]
 
@@ -90,6 +93,23 @@ def test_ctrl_c_says_how_to_go_on(project: Path, start_cli: Callable[..., Any]) 
     assert done.code == 130, done
     assert "stopped by Ctrl-C at step" in done.stderr
     assert "to go on: ckptrun fit trainer.max_steps=1000000 --ckpt last" in done.stderr
+
+
+def test_a_time_limit_and_the_signals_of_the_config_save_and_say_start_me_again(
+    project: Path, start_cli: Callable[..., Any]
+) -> None:
+    forever = "trainer.max_steps=1000000"
+    limited = start_cli("fit", forever, "--run", "limited", "--time-limit", "6", cwd=project)
+    named = start_cli("fit", forever, "--run", "named", "slurm.signals=[SIGUSR2]", cwd=project)
+    named.wait_for_step(5, "named")
+    named.signal(signal.SIGUSR1)  # not one of them
+    named.signal(signal.SIGUSR2)
+    for live, run in ((limited, "limited"), (named, "named")):
+        done = live.wait()
+        assert done.code == 75, done
+        folder = RunFolder(str(project / "runs" / run))
+        assert [each.stop_reason for each in read_attempts(folder.attempts)] == ["walltime"]
+    assert list(Registry.load(folder.registry).hpc) == [NO_JOB]  # the other may have had no time for a step
 
 
 # --- told
@@ -167,7 +187,8 @@ def test_print_config_shows_where_each_value_comes_from(project: Path, run_cli: 
         (("--nnodes", "2"), "2 hosts are asked for, and no place where they meet"),
         (("--nnodes", "2", "--rdzv-endpoint", "h:0"), "it takes HOST:PORT with a port from 1 to 65535"),
         (("--nnodes", "2", "--rdzv-endpoint", "nowhere.invalid"), "'nowhere.invalid' is not known here"),
-        (("--time-limit", "01:00:00"), "launch.time_limit is not available yet"),
+        (("slurm.signals=[SIGRTMIN]",), "slurm.signals is a list, expected some of SIGUSR1"),
+        (("slurm.max_requeues=-1",), "slurm.max_requeues is -1"),
         (("--root", "s3://bucket/runs"), "is a URL"),
         (("--grace-s", "soon"), "launch.grace_s is 'soon'"),
         (("--strategy", "dpp"), "strategy.name is 'dpp'"),

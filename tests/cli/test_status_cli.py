@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ckptrun.cli.status import KEYS, describe, position, state, summary
+from ckptrun.cli.status import KEYS, describe, job_document, job_text, position, state, summary
+from ckptrun.environment.slurm_queue import QueueJob
 from ckptrun.records import Status
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.status import RankRecord, StatusRecord, write_status
@@ -46,13 +47,14 @@ def test_the_document_is_the_one_that_programs_rely_on(run: RunFolder, run_cli: 
     assert done.code == 0, done
     assert tuple(done.document) == KEYS == (
         "run", "status", "stop_reason", "fn", "stage", "step", "epoch", "max_steps", "metrics", "checkpoint",
-        "attempt", "ranks", "heartbeat_age_s", "exit_code",
+        "attempt", "ranks", "heartbeat_age_s", "exit_code", "job",
     )  # fmt: skip
     assert done.document == {
         "run": "demo", "status": "RUNNING", "stop_reason": None, "fn": "fit", "stage": "train", "step": 120,
         "epoch": 1, "max_steps": 1000, "metrics": {"train_loss": 1.25, "acc": None},
         "checkpoint": RECORD.checkpoint, "attempt": 2, "ranks": [{"rank": 0, "pid": 4711, "host": "node1"}],
         "heartbeat_age_s": done.document["heartbeat_age_s"], "exit_code": None,
+        "job": None,
     }  # fmt: skip
 
 
@@ -145,3 +147,27 @@ def test_lines_for_people() -> None:
     text = "\n".join(describe(RECORD))
     assert "0: pid 4711 on node1" in text
     assert "2 (fit)" in text
+
+
+@pytest.mark.parametrize(
+    ("job", "text", "document"),
+    [
+        (
+            QueueJob("12", "RUNNING", end=4600.0, nodes="n[1-2]"),
+            "12 runs on n1, n2, 1 h left",
+            {"state": "RUNNING", "nodes": ["n1", "n2"], "left_s": 3600.0, "starts_at": None},
+        ),
+        (
+            QueueJob("12", "PENDING", "BeginTime", 2, start=None, nodes="n1"),
+            "12 waits to start again (2 so far), BeginTime",
+            {"state": "PENDING", "reason": "BeginTime", "restarts": 2, "nodes": [], "left_s": None},
+        ),
+        (QueueJob("12", "PENDING", "Priority"), "12 waits to start, Priority", {"restarts": 0}),
+        (QueueJob("12", "COMPLETING", end=900.0), "12 is completing", {"left_s": None, "reason": None}),
+    ],
+)
+def test_the_job_in_the_queue(job: QueueJob, text: str, document: dict[str, Any]) -> None:
+    assert job_text(job, 1000.0) == text
+    assert {**job_document(job, 1000.0), **document} == job_document(job, 1000.0)
+    (line,) = (line for line in describe(RECORD, (), job) if line.startswith("job "))
+    assert text.partition(",")[0] in line

@@ -103,8 +103,6 @@ def test_what_works_now_is_not_refused() -> None:
         ("strategy.name=deepspeed", "strategy.name deepspeed is not available yet; now: auto, single, ddp"),
         ("strategy.stage=2", "the strategy single has no option 'stage'; it has: none"),
         ("launch.launcher=srun", "launch.launcher srun is not available yet; now: auto, inline, torchrun"),
-        ("launch.time_limit=60", "launch.time_limit is not available yet"),
-        ("slurm.requeue=scontrol", "slurm.requeue is not available yet"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_with_its_place(override: str, message: str) -> None:

@@ -84,6 +84,17 @@ def test_a_request_of_another_rank_is_known_after_asking(clock: list[float]) -> 
     assert agreement.clock_s == 5.0
 
 
+def test_that_no_save_fits_is_agreed_on_with_the_request(clock: list[float]) -> None:
+    peers = Peers()
+    request = StopRequest(StopReason.WALLTIME, 10, 1.0, no_save=True)
+    agreement = make(NoStop(request), peers)
+    agreement.ask(since=1)
+    assert agreement.request == StopRequest(StopReason.WALLTIME, 10, clock[0], no_save=True)
+    other = make(NoStop(StopRequest(StopReason.WALLTIME, None, 1.0)), peers)
+    other.ask(since=1)
+    assert other.request == StopRequest(StopReason.WALLTIME, None, clock[0])
+
+
 def test_the_first_request_stays(clock: list[float]) -> None:
     stop = NoStop(StopRequest(StopReason.KEYBOARD, 2, 1.0))
     agreement = make(stop, Peers())

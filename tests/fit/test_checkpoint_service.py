@@ -25,6 +25,7 @@ from ckptrun.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.errors import NoCheckpointError, RunInUseError, SaveError, UsageError
 from ckptrun.fit import checkpoint_writer
+from ckptrun.records import StopReason
 from ckptrun.run.registry import Registry
 
 
@@ -99,6 +100,20 @@ def test_a_stop_where_a_save_was_just_made(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, checkpoint, At("on_train_batch_end", 3, CTRL_C))
     assert notes(tmp_path) == {3: ["periodic", "stop"]}
+
+
+def test_a_stop_with_too_little_time_left_begins_no_save(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def time_is_up(trainer: Any) -> None:
+        trainer.context.stop.no_time_to_save = lambda: True
+        trainer.context.stop.request_stop(StopReason.WALLTIME)
+
+    with pytest.raises(SystemExit) as ended:
+        fit(tmp_path, ModelCheckpoint(every_n_train_steps=3), At("on_train_batch_end", 5, time_is_up))
+    assert ended.value.code == 75
+    assert notes(tmp_path) == {3: ["periodic"]}
+    assert "too little time is left for another save" in "".join(capsys.readouterr())
 
 
 def test_a_save_on_request_is_never_deleted(tmp_path: Path) -> None:

@@ -24,16 +24,20 @@ class Handler:
 
 
 @pytest.mark.parametrize(
-    ("leads", "expected"),
+    ("leads", "orders", "expected"),
     [
         # by the rank that the rendezvous gave: the group rank, and the ranks of the host's two or three processes
-        ([False, False], [(0, [0, 1]), (1, [2, 3, 4])]),
-        ([True, False], [(0, [0, 1]), (1, [2, 3, 4])]),
-        ([False, True], [(1, [3, 4]), (0, [0, 1, 2])]),
-        ([False, False, True], [(1, [3, 4]), (2, [5, 6, 7]), (0, [0, 1, 2])]),
+        ([False, False], [0, 0], [(0, [0, 1]), (1, [2, 3, 4])]),
+        ([True, False], [0, 0], [(0, [0, 1]), (1, [2, 3, 4])]),
+        ([False, True], [0, 0], [(1, [3, 4]), (0, [0, 1, 2])]),
+        ([False, False, True], [0, 0, 0], [(1, [3, 4]), (2, [5, 6, 7]), (0, [0, 1, 2])]),
+        # SLURM's tasks have numbers of their own
+        ([False, False, True], [2, 1, 0], [(2, [6, 7]), (1, [3, 4, 5]), (0, [0, 1, 2])]),
     ],
 )
-def test_who_has_led_comes_first(leads: list[bool], expected: list[tuple[int, list[int]]]) -> None:
+def test_who_has_led_comes_first(
+    leads: list[bool], orders: list[int], expected: list[tuple[int, list[int]]]
+) -> None:
     store = dist.HashStore()
     found: dict[int, tuple[int, list[int], list[str]]] = {}
     pairs = [Channel.pair() for _ in leads]
@@ -46,7 +50,7 @@ def test_who_has_led_comes_first(leads: list[bool], expected: list[tuple[int, li
             rdzv_handler=handler,
             entrypoint=_never_called,
         )
-        card = {"id": str(rendezvous_rank), "leads": leads[rendezvous_rank]}
+        card = {"id": str(rendezvous_rank), "leads": leads[rendezvous_rank], "order": orders[rendezvous_rank]}
         agent = Agent(spec, pairs[rendezvous_rank][0], card)
         workers = agent._assign_worker_ranks(store, rendezvous_rank, len(leads), spec)
         ids = [each["id"] for each in agent._cards]

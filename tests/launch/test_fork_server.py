@@ -242,6 +242,13 @@ def test_stop_signals_do_not_reach_the_server(server: ForkServer) -> None:
     child.close()
 
 
+def test_signals_that_come_while_it_begins_do_not_end_it(server: ForkServer) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(server.pid, number)  # SLURM signals all processes of a step, whatever they are just doing
+    hear_ready(server)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()  # ours are as they were
+
+
 def test_a_server_that_is_gone_shows_as_closed(server: ForkServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
     server.fork("os:abort", b"", env={}, fds=[])

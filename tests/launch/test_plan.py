@@ -8,6 +8,7 @@ import pytest
 
 from ckptrun.errors import UsageError
 from ckptrun.launch.plan import make_plan
+from ckptrun.records import TaskFacts
 
 
 def plan(**options: Any) -> Any:
@@ -76,3 +77,55 @@ def test_an_endpoint_for_one_host_is_a_warning() -> None:
     made = plan(num_ranks=2, rdzv_endpoint="host1:29500")
     assert made.rdzv_endpoint is None
     assert made.warnings == ("--rdzv-endpoint is for several hosts (--nnodes); this one meets nobody",)
+
+
+def task(num_tasks: int, num_local: int, **more: Any) -> TaskFacts:
+    nodes = tuple(f"n{each}" for each in range(1, num_tasks // num_local + 1))
+    return TaskFacts(0, num_tasks, 0, num_local, nodes, "n1", "0", **more)
+
+
+@pytest.mark.parametrize(
+    ("task_of", "options", "hosts", "ranks", "threads", "local"),
+    [
+        pytest.param(task(2, 1), {}, 2, 1, "8", None, id="a task a node"),
+        pytest.param(task(2, 1), {"num_ranks": 4, "num_hosts": 2}, 2, 4, "2", None, id="with several ranks"),
+        pytest.param(task(4, 2), {}, 4, 1, "4", (0, 2), id="a task a rank, which share the cores"),
+        pytest.param(
+            task(4, 2, cpus=3), {}, 4, 1, "3", (0, 2), id="a task a rank, each with cores of its own"
+        ),
+        pytest.param(task(4, 4, cpus=1), {"num_gpus": 4}, 4, 1, "1", (0, 4), id="a GPU for each of them"),
+        pytest.param(task(4, 4, cpus=1), {"num_gpus": 1}, 4, 1, "1", (0, 4), id="each sees its own alone"),
+    ],
+)
+def test_plans_of_tasks(
+    task_of: TaskFacts,
+    options: dict[str, Any],
+    hosts: int,
+    ranks: int,
+    threads: str,
+    local: tuple[int, int] | None,
+) -> None:
+    made = plan(task=task_of, **options)
+    assert (made.launcher, made.strategy) == ("torchrun", "ddp")
+    assert (made.num_hosts, made.num_ranks, made.local) == (hosts, ranks, local)
+    assert made.env["OMP_NUM_THREADS"] == threads
+    assert made.rdzv_endpoint is None
+    assert ", ".join(task_of.nodes) in str(made)
+
+
+@pytest.mark.parametrize(
+    ("task_of", "options", "message"),
+    [
+        (task(2, 1), {"num_hosts": 4}, "4 hosts are asked for, and this step runs on 2: n1, n2"),
+        (task(4, 2), {"num_ranks": 2}, "2 tasks on this node, and each is asked for 2 ranks"),
+        (task(8, 8), {"num_gpus": 4}, "8 tasks on this node, each of which is a rank, and they see 4 GPUs"),
+        (task(2, 1), {"num_ranks": 8, "num_gpus": 4}, "8 ranks are asked for, and this host has 4 GPUs"),
+        (task(2, 1), {"launcher": "inline"}, "asked for are 2 hosts"),
+        (task(2, 1), {"strategy": "single"}, "2 hosts are asked for"),
+    ],
+)
+def test_tasks_that_do_not_fit_what_is_asked_for(
+    task_of: TaskFacts, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(task=task_of, **options)

@@ -68,8 +68,8 @@ def test_one_that_only_follows() -> None:
 def test_requests() -> None:
     stop = RemoteStop()
     _take({"op": "save", "count": 2}, stop)
-    _take({"op": "stop", "reason": "sigterm", "signum": 15}, stop)
-    _take({"op": "stop", "reason": "keyboard", "signum": 2}, stop)
+    _take({"op": "stop", "reason": "sigterm", "signum": 15, "no_save": True}, stop)
+    _take({"op": "stop", "reason": "keyboard", "signum": 2, "no_save": False}, stop)
     assert stop.save_requested == 2
     assert stop.request is not None
     assert (stop.request.reason, stop.request.signum) == (StopReason.SIGTERM, 15)

@@ -1,0 +1,160 @@
+"""What does SLURM's controller say about a job, and what does that mean for a process that is told to end?
+
+Decision: ``scontrol show job`` alone is asked, and only when something has happened or now and then by one process: a
+thousand ranks that ask at once are a load that the controller shows to everybody. Turned down: ``squeue --json``, which
+needs a plugin that is missing in many installations.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_TIMEOUT_S = 10.0
+_DEAF = 'trap "" TERM INT HUP USR1 USR2; exec scontrol "$@"'
+_NOT_FOUND = 127
+_TRIES = 3
+_WORD = re.compile(r"(?:^|\s)([A-Za-z:/]+)=(\S*)")
+
+Meaning = Literal["preempted", "requeued", "time-limit", "cancelled", "signal", "unknown"]
+
+
+@dataclass(frozen=True)
+class QueueJob:
+    """A job as the controller sees it. Times are seconds since 1970, None where there is none."""
+
+    id: str
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    may_requeue: bool = True
+    start: float | None = None
+    end: float | None = None
+    eligible: float | None = None
+    preempted_at: float | None = None
+    limit_s: float | None = None
+    nodes: str = ""
+
+
+def parse_job(text: str) -> QueueJob | None:
+    """What ``scontrol --oneliner show job`` has printed, with times as seconds; None where it names no job."""
+    words = dict(_WORD.findall(text.strip().partition("\n")[0]))
+    if not words.get("JobId"):
+        return None
+    return QueueJob(
+        id=words["JobId"],
+        state=words.get("JobState", ""),
+        reason=words.get("Reason", "").replace("None", ""),
+        restarts=int(words.get("Restarts") or 0),
+        may_requeue=words.get("Requeue", "1") != "0",
+        start=_time(words.get("StartTime")),
+        end=_time(words.get("EndTime")),
+        eligible=_time(words.get("EligibleTime")),
+        preempted_at=_time(words.get("PreemptTime")),
+        limit_s=duration_s(words.get("TimeLimit", "")),
+        nodes=words.get("NodeList", "").replace("(null)", ""),
+    )
+
+
+def duration_s(text: str) -> float | None:
+    """``1-02:03:04`` and its shorter forms in seconds; None for ``UNLIMITED`` and what is none."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _time(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isdecimal() and int(text) else None
+
+
+def meaning_of_sigterm(
+    job: QueueJob | None, *, restart_count: int, now: float, known_end: float | None, slack_s: float = 2.0
+) -> Meaning:
+    """Why SIGTERM came: for preemption, a requeue, the time limit and ``scancel`` SLURM sends the same one.
+
+    While a job's processes are ended, SLURM calls it COMPLETING, whatever it was ended for.
+
+    Args:
+        job: as the controller sees it now; None where it does not say.
+        restart_count: of this start of the job.
+        known_end: when the job was to end, as was known before the signal came.
+    """
+    if job is None:
+        return "unknown"
+    if job.restarts > restart_count or job.state in ("PENDING", "REQUEUED", "CONFIGURING"):
+        return "requeued"
+    if job.preempted_at is not None or job.state == "PREEMPTED":
+        return "preempted"
+    if job.state == "TIMEOUT":
+        return "time-limit"
+    if job.state == "RUNNING":
+        ended = job.end is not None and now >= job.end - slack_s
+        return "time-limit" if ended else "signal"
+    # It is being ended: at its limit, which may have been changed since it was last asked for, or before.
+    if known_end is not None and now >= known_end - slack_s:
+        return "time-limit"
+    if job.limit_s is None or job.start is None or job.end is None:
+        return "cancelled"
+    return "time-limit" if job.end - job.start >= job.limit_s - slack_s else "cancelled"
+
+
+def read_job(job_id: str, env: Mapping[str, str] | None = None) -> QueueJob | None:
+    """The job as the controller sees it now; None where it does not say, or there is no ``scontrol``."""
+    for _ in range(_TRIES):
+        done = scontrol(["--oneliner", "show", "job", job_id], env)
+        if done is None or done.returncode >= 0:  # else a signal ended it before it could turn deaf
+            break
+    return None if done is None or done.returncode != 0 else parse_job(done.stdout)
+
+
+def read_kill_wait_s(env: Mapping[str, str] | None = None) -> float | None:
+    """SLURM's ``KillWait``: seconds from SIGTERM to SIGKILL; None where nobody says."""
+    done = scontrol(["show", "config"], env)
+    return None if done is None or done.returncode != 0 else parse_kill_wait_s(done.stdout)
+
+
+def parse_kill_wait_s(text: str) -> float | None:
+    """``KillWait`` in what ``scontrol show config`` has printed."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+def read_lead_s(job_id: str, env: Mapping[str, str] | None = None) -> float | None:
+    """How long before the limit the job's script asks for a signal; None where it asks for none in its own lines."""
+    done = scontrol(["write", "batch_script", job_id, "-"], env)
+    return None if done is None or done.returncode != 0 else parse_lead_s(done.stdout)
+
+
+def parse_lead_s(script: str) -> float | None:
+    """The lead of ``#SBATCH --signal=[B:]USR1@120``; 60 where it names none, as SLURM has it."""
+    found = re.findall(r"^#SBATCH\s+--signal[=\s]\s*[\"']?(?:[A-Z]+:)?\w+(?:@(\d+))?", script, re.MULTILINE)
+    return None if not found else float(found[-1] or 60)
+
+
+def scontrol(
+    words: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """Run ``scontrol``; None where there is none, or it does not answer.
+
+    SLURM sends SIGTERM to all processes of a step, and often twice: this one is not to die of it.
+    """
+    try:
+        done = subprocess.run(
+            ["sh", "-c", _DEAF, "scontrol", *words],
+            env={**(os.environ if env is None else env), "SLURM_TIME_FORMAT": "%s"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            start_new_session=True,  # a signal to this process's group is not for it
+            check=False,
+        )
+        return None if done.returncode == _NOT_FOUND else done
+    except (OSError, subprocess.TimeoutExpired):
+        return None

@@ -1,0 +1,205 @@
+"""What is asked for on the command line becomes the right job. What SLURM does with it: ``tests/slurm/``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptrun.cli import app
+from ckptrun.errors import CkptrunError, ConfigError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def in_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config in the working folder, and a ``ckptrun`` in the PATH."""
+    monkeypatch.chdir(project)
+    (project / "ckptrun").write_text("#!/bin/true\n")
+    (project / "ckptrun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}:/usr/bin:/bin")
+
+
+@pytest.fixture
+def script(capsys: pytest.CaptureFixture[str]) -> Any:
+    """``script(*words)``: what ``ckptrun slurm script`` prints, as its directives and its last command."""
+
+    def run(*words: str) -> tuple[dict[str, str | None], list[str]]:
+        assert app.run(["slurm", "script", *words], None) == 0
+        printed = capsys.readouterr().out
+        directives = {}
+        for line in printed.splitlines():
+            if line.startswith("#SBATCH "):
+                name, _, value = shlex.split(line.removeprefix("#SBATCH "))[0].partition("=")
+                directives[name] = value or None
+        command = next(line for line in printed.splitlines() if line.startswith("srun "))
+        return directives, shlex.split(command)[2:]
+
+    return run
+
+
+FIT = ["ckptrun", "fit"]
+
+
+def test_with_nothing_but_a_config(script: Any) -> None:
+    directives, command = script()
+    assert directives == {
+        "--job-name": "demo",
+        "--output": "slurm-logs/%x-%j.out",
+        "--open-mode": "append",
+        "--nodes": "1",
+        "--ntasks-per-node": "1",
+        "--cpus-per-task": "1",
+        "--requeue": None,
+        "--signal": "USR1@120",
+    }
+    assert command == [*FIT, "--ckpt", "last"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "command"),
+    [
+        # What is asked of ckptrun is passed on.
+        (["trainer.max_steps=5", "-c", "ckptrun.yaml"], {},
+         ["trainer.max_steps=5", "--config", "ckptrun.yaml", "--ckpt", "last"]),
+        (["--run", "my run", "--ckpt", "best", "--exact"], {"--job-name": "my run"},
+         ["--run", "my run", "--ckpt", "best", "--exact"]),
+        # Ranks, tasks, GPUs and cores.
+        (["--gpus-per-node", "1"], {"--gpus-per-node": "1", "--cpus-per-task": "1"}, ["--ckpt", "last"]),
+        (["--nodes", "2", "--gpus-per-node", "8"], {"--nodes": "2", "--cpus-per-task": "8"},
+         ["--ckpt", "last", "--nproc", "8"]),
+        (["--gpus-per-node", "a100:4"], {"--gpus-per-node": "a100:4"}, ["--ckpt", "last", "--nproc", "4"]),
+        (["--gpus-per-node", "4", "--nproc", "4"], {}, ["--ckpt", "last", "--nproc", "4"]),
+        (["--gpus-per-node", "4", "--nproc", "auto"], {"--cpus-per-task": "4"}, ["--ckpt", "last", "--nproc", "auto"]),
+        (["--nproc", "2"], {"--cpus-per-task": "2"}, ["--ckpt", "last", "--nproc", "2"]),
+        (["--nproc", "2", "data.init_args.num_workers=3"], {"--cpus-per-task": "8"},
+         ["data.init_args.num_workers=3", "--ckpt", "last", "--nproc", "2"]),
+        (["trainer.num_threads=5"], {"--cpus-per-task": "5"}, ["trainer.num_threads=5", "--ckpt", "last"]),
+        (["--cpus-per-task", "12"], {"--cpus-per-task": "12"}, ["--ckpt", "last"]),
+        (["--ntasks-per-node", "4", "--gpus-per-node", "4", "data.init_args.num_workers=2"],
+         {"--ntasks-per-node": "4", "--cpus-per-task": "3"}, ["data.init_args.num_workers=2", "--ckpt", "last"]),
+        # Time.
+        (["--time", "4:00:00", "--lead-s", "300"], {"--time": "4:00:00", "--signal": "USR1@300"}, ["--ckpt", "last"]),
+        (["slurm.signals=[SIGUSR2]"], {"--signal": "USR2@120"}, ["slurm.signals=[SIGUSR2]", "--ckpt", "last"]),
+        (["slurm.signals=[]"], {"--signal": "USR1@120"}, ["slurm.signals=[]", "--ckpt", "last"]),
+        # Arrays: each task is a run of its own, unless the run is named now.
+        (["--array", "0-3"], {"--array": "0-3", "--output": "slurm-logs/%x-%A_%a.out"},
+         ["--run", "demo-a$SLURM_ARRAY_TASK_ID", "--ckpt", "last"]),
+        (["--array", "0-3", "--run", "chain", "trainer.seed=%a"], {"--job-name": "chain"},
+         ["trainer.seed=$SLURM_ARRAY_TASK_ID", "--run", "chain", "--ckpt", "last"]),
+        (["--run", "r-%a", "--", "-a", "2,4"], {"--job-name": "r", "--array": "2,4"},
+         ["--run", "r-$SLURM_ARRAY_TASK_ID", "--ckpt", "last"]),
+        # Options of sbatch: passed on, and in place of ours.
+        (["--", "--account=x", "-J", "n"], {"--account": "x", "--job-name": "n"}, ["--ckpt", "last"]),
+        (["--gpus-per-node", "2", "--", "--gpus-per-node=4"], {"--gpus-per-node": "4"},
+         ["--ckpt", "last", "--nproc", "4"]),
+        # A container has a ckptrun of its own.
+        (["--container", "apptainer exec 'a b.sif'"], {}, ["--ckpt", "last"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_jobs(script: Any, words: list[str], expected: dict[str, str | None], command: list[str]) -> None:
+    directives, started = script(*words)
+    assert {name: directives.get(name) for name in expected} == expected
+    container = ["apptainer", "exec", "a b.sif"] if "--container" in words else []
+    assert started == [*container, *FIT, *command]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus-per-node", "4", "--nproc", "8"], "4 GPUs on each node are asked for, and --nproc is 8"),
+        (["--gpus-per-node", "4", "--ntasks-per-node", "8"],
+         "8 tasks on each node are asked for, a rank each, and 4 GPUs"),
+        (["--nproc", "2", "--ntasks-per-node", "2"], "2 tasks on each node are asked for, and 2 ranks in each of them"),
+        (["--gpus-per-node", "a100"], "--gpus-per-node is 'a100', expected a whole number"),
+        (["--nodes", "0"], "--nodes is '0', expected a whole number"),
+        (["--lead-s", "2m"], "--lead-s is '2m'"),
+        (["--time", "4h"], "the time limit is '4h'"),
+        (["--", "account=x"], "no option of sbatch"),
+        (["--", "--comment=a\nb"], "cannot stand in a #SBATCH line"),
+        (["trainer.max_step=5"], "max_step"),
+        (["--launcher", "deepspeed"], "not available yet"),
+        (["-c", "missing.yaml"], "missing.yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_refused_before_the_queue(words: list[str], message: str) -> None:
+    with pytest.raises(CkptrunError) as caught:
+        app.run(["slurm", "script", *words], None)
+    assert caught.value.exit_code == 2
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("requeue", "acts"), [("null", True), ("scontrol", True), ("exit-code", True), ("none", False)]
+)
+def test_who_acts_on_exit_75(requeue: str, acts: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["slurm", "script", f"slurm.requeue={requeue}"], None) == 0
+    assert ("scontrol requeue" in capsys.readouterr().out) == acts
+
+
+def test_the_config_of_the_environment_stands_in_the_script(
+    script: Any, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "other.yaml").write_text((project / "ckptrun.yaml").read_text())
+    monkeypatch.setenv("CKPTRUN_CONFIG", "other.yaml")
+    assert script()[1] == [*FIT, "--config", "other.yaml", "--ckpt", "last"]
+
+
+def test_in_another_folder_the_config_is_the_one_that_was_read(script: Any, project: Path) -> None:
+    (project / "there").mkdir()
+    config = str(project / "ckptrun.yaml")
+    assert script("--", "--chdir=there")[1] == [*FIT, "--config", config, "--ckpt", "last"]
+    assert script("--", "-D", str(project))[1] == [*FIT, "--ckpt", "last"]
+
+
+def test_without_a_ckptrun_in_the_path_it_is_named_by_this_python(
+    script: Any, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    (project / "ckptrun").unlink()
+    assert script()[1] == [sys.executable, "-m", "ckptrun", "fit", "--ckpt", "last"]
+    assert script("--container", "apptainer exec x")[1][3:] == [*FIT, "--ckpt", "last"]
+
+
+def test_inside_of_a_job_the_script_is_the_same(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = script()
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert script() == outside
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["slurm", "script", "--array", "1-2", "--json"], None) == 0
+    document = json.loads(capsys.readouterr().out)
+    text = document.pop("script")
+    assert document == {
+        "run": "demo-a*",
+        "job_name": "demo",
+        "log": "slurm-logs/%x-%A_%a.out",
+        "log_folder": "slurm-logs",
+    }
+    assert text.startswith("#!/bin/bash\n# Written by: ckptrun slurm script --array 1-2\n")
+
+
+def test_submit_without_sbatch(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(project))
+    with pytest.raises(UsageError, match="there is no sbatch on this machine"):
+        app.run(["slurm", "submit"], None)
+
+
+def test_submit_where_the_logs_folder_cannot_be_made(project: Path) -> None:
+    with pytest.raises(UsageError, match="the folder for the log cannot be made"):
+        app.run(["slurm", "submit", "--log-dir", "task.py"], None)
+
+
+def test_no_config(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    with pytest.raises(ConfigError, match="found no config"):
+        app.run(["slurm", "submit"], None)

@@ -1,0 +1,127 @@
+"""When a stop must be asked for, what is too tight, and the clock that asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ckptrun.launch.walltime import Walltime, _Known, ask_again_s, margin_s, no_save_fits, too_tight
+from ckptrun.records import StopReason
+from ckptrun.stop import StopListener
+
+
+@pytest.mark.parametrize(
+    ("save_s", "step_s", "whole_s", "margin"),
+    [
+        (0, 0, 3600, 10),
+        (60, 5, 3600, 140),
+        (60, 5, 120, 60),  # no more than half of what there is
+        (0, 0, 4, 2),
+    ],
+)
+def test_margin(save_s: float, step_s: float, whole_s: float, margin: float) -> None:
+    assert margin_s(save_s, step_s, whole_s) == margin
+
+
+@pytest.mark.parametrize(
+    ("save_s", "left_s", "none_fits"),
+    [(20, 29, True), (20, 30, False), (20, None, False), (0, 1, False), (20, -5, True)],
+)
+def test_with_less_than_one_and_a_half_saves_time_none_is_begun(
+    save_s: float, left_s: float | None, none_fits: bool
+) -> None:
+    assert no_save_fits(save_s, left_s) is none_fits
+
+
+@pytest.mark.parametrize(
+    ("left_s", "again_s"), [(None, 60), (86400, 60), (600, 30), (60, 5), (0, 5), (-10, 5)]
+)
+def test_the_controller_is_asked_more_often_near_the_end(left_s: float | None, again_s: float) -> None:
+    assert ask_again_s(left_s) == again_s
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"save_s": 0.0, "left_s": 1.0, "lead_s": 1.0}, []),
+        ({}, []),
+        ({"lead_s": 20.0}, ["--signal comes 20 s before the limit: make it --signal=USR1@90"]),
+        ({"kill_wait_s": 20.0}, ["SLURM kills 20 s after SIGTERM (KillWait)"]),
+        ({"left_s": 50.0}, ["the job ends in 50 s: ask for more with --time"]),
+        ({"left_s": None}, []),
+    ],
+)
+def test_what_is_too_tight_is_said_with_the_numbers(options: dict[str, Any], found: list[str]) -> None:
+    given = {"left_s": 3600.0, "kill_wait_s": 60.0, "save_s": 20.0, "lead_s": 120.0}
+    said = too_tight(**{**given, **options})
+    assert len(said) == len(found)
+    for text, part in zip(said, found, strict=True):
+        assert text.startswith("a save of this run has taken 20 s, and ")
+        assert part in text
+
+
+@pytest.fixture
+def listener() -> Iterator[StopListener]:
+    listener = StopListener(on_grace_over=lambda _: None)
+    listener.install(signals=())
+    yield listener
+    listener.restore()
+
+
+def test_a_time_limit_asks_for_a_stop_and_then_bounds_it(
+    listener: StopListener, wait_until: Callable[..., Any]
+) -> None:
+    walltime = Walltime(listener, job=None, say=lambda _: None, limit_s=1.0)
+    began = time.monotonic()
+    walltime.start()
+    wait_until(lambda: listener.request is not None)
+    assert listener.request is not None
+    assert listener.request.reason is StopReason.WALLTIME
+    assert 0.4 < listener.request.at_monotonic - began < 1.0  # half of it is the margin
+    assert walltime.meaning() is None
+    assert 30.0 < listener.allowed_s < 30.6  # what is left, and the grace period
+    walltime.close()
+
+
+def test_a_stop_that_comes_when_no_save_fits_any_more_says_so(listener: StopListener) -> None:
+    walltime = Walltime(listener, job=None, say=lambda _: None, limit_s=60.0)
+    walltime.start()
+    walltime.saved(1000.0)
+    listener.request_stop(StopReason.WALLTIME)
+    assert listener.request is not None
+    assert listener.request.no_save
+    assert 89.0 < listener.allowed_s <= 90.0
+    walltime.close()
+
+
+def test_a_stop_for_the_walltime_that_does_not_end_is_forced(wait_until: Callable[..., Any]) -> None:
+    forced: list[StopReason] = []
+    listener = StopListener(on_grace_over=lambda request: forced.append(request.reason))
+    listener.install(signals=())
+    listener.time_left_s = lambda: -60.0  # there is always a second
+    began = time.monotonic()
+    listener.request_stop(StopReason.WALLTIME)
+    wait_until(lambda: forced)
+    listener.restore()
+    assert forced == [StopReason.WALLTIME]
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_validation_between_two_steps_is_not_taken_for_a_slow_one() -> None:
+    known = _Known()
+    assert known.step_s == 0.0
+    known.steps_s.extend([0.1, 0.1, 600.0, 0.1])
+    assert known.step_s == 0.1
+
+
+def test_a_stop_for_another_reason_saves(listener: StopListener) -> None:
+    walltime = Walltime(listener, job=None, say=lambda _: None, limit_s=60.0)
+    walltime.start()
+    walltime.saved(1000.0)
+    listener.request_stop(StopReason.KEYBOARD)
+    assert listener.request is not None
+    assert not listener.request.no_save
+    walltime.close()
