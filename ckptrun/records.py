@@ -110,7 +110,8 @@ class CheckpointRecord:
     lease_epoch: int = 0
     saved_at: float = 0.0  # seconds since 1970
     size_bytes: int = 0
-    saved_for: tuple[str, ...] = ()  # state keys of the callbacks that asked for it
+    saved_for: tuple[str, ...] = ()  # state keys of the callbacks that asked for it, at once or later
+    noted: tuple[str, ...] = ()  # further reasons for its state, noted later
     job: str | None = None  # SLURM job or array task that wrote it
 
     def on_line_of(self, head: CheckpointRecord) -> bool:

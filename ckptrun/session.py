@@ -394,9 +394,7 @@ def _fit(spec: SessionSpec) -> SessionResult:
     holder = Holder.this_process(job=spec.job, command=" ".join(spec.command))
     try:
         folder.create()
-        sequence, epoch = _noted(folder)
-        epoch = max(epoch, highest_epoch(folder))
-        lease = Lease.acquire(folder.lease, holder, sequence=sequence, after_epoch=epoch, on_wait=spec.echo)
+        lease = Lease.acquire(folder.lease, holder, noted=lambda: _noted(folder), on_wait=spec.echo)
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
@@ -473,7 +471,8 @@ def _noted(folder: RunFolder) -> tuple[int, int]:
         takeovers = Registry.load(folder.registry).takeovers
     except (FileNotFoundError, DamagedRegistryError):
         takeovers = []
-    return catalogue.highest_sequence(), max([newest, *(each.get("lease_epoch", 0) for each in takeovers)])
+    epochs = (newest, highest_epoch(folder), *(each.get("lease_epoch", 0) for each in takeovers))
+    return catalogue.highest_sequence(), max(epochs)
 
 
 def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Resolution) -> SessionResult:

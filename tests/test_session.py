@@ -371,7 +371,7 @@ def test_a_run_in_use(folder: RunFolder) -> None:
 def test_a_dead_holder_is_taken_over(folder: RunFolder) -> None:
     folder.create()
     me = Holder.this_process(job=None, command="x")
-    Lease.acquire(folder.lease, replace(me, pid_start=me.pid_start - 1), sequence=0)
+    Lease.acquire(folder.lease, replace(me, pid_start=me.pid_start - 1), noted=lambda: (0, 0))
     assert run(folder, Rank(5)).exit_code == 0
 
 

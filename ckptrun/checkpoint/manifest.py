@@ -79,6 +79,7 @@ class Manifest:
 
     def to_record(self, path: str) -> CheckpointRecord:
         """What choosing needs of it; ``path`` is the checkpoint's folder, absolute."""
+        noted_owners = (note.get("owner") for note in self.noted)
         return CheckpointRecord(
             name=os.path.basename(path),
             path=path,
@@ -96,7 +97,8 @@ class Manifest:
             lease_epoch=self.lease_epoch,
             saved_at=self.saved_at,
             size_bytes=sum(file.size_bytes for file in self.files),
-            saved_for=self.saved_for,
+            saved_for=tuple(dict.fromkeys((*self.saved_for, *filter(None, noted_owners)))),
+            noted=tuple(str(note.get("reason")) for note in self.noted),
             job=self.job,
         )
 

@@ -63,6 +63,7 @@ def catch_up(registry: Registry, catalogue: Catalogue) -> list[str]:
         try:
             manifest = read_manifest(f"{catalogue.path}/{name}")
         except (OSError, DamagedCheckpointError):
+            registry.going += [name] if name in going else []  # it may be readable next time
             continue
         if registry.run_id not in ("", manifest.run_id):
             continue

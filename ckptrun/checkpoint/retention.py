@@ -110,7 +110,7 @@ def _unclear(record: CheckpointRecord, registry: Registry) -> str | None:
     """Why somebody may want it of whom the callbacks' own state does not tell."""
     save = registry.find_save(record.name)
     owners = set(record.saved_for) | set(save["saved_for"] if save else ())
-    reasons = {record.reason, *(save["notes"] if save else ())}
+    reasons = {record.reason, *record.noted, *(save["notes"] if save else ())}
     known = {entry.get("state_key"): entry for entry in registry.checkpoint_callbacks}
     for owner in sorted(owners):
         if owner not in known:

@@ -119,10 +119,15 @@ class Clearing:
         head: CheckpointRecord | None,
         resumed: CheckpointRecord | None,
     ) -> None:
-        if not candidates or head is None or not self.still_ours():
+        if not candidates or head is None:
             return
         registry, folder = self._registry, self._run.checkpoints_dir
-        known = registry.known()
+        known, look_again = registry.known(), self._look_again | {record.name for record in candidates}
+        if not self.still_ours():
+            self._look_again = (
+                look_again  # should this process go on all the same: the disk may not have said
+            )
+            return
         try:
             with registry.exclusively(self._run.registry):
                 decisions = decide(
@@ -143,6 +148,7 @@ class Clearing:
                 trash = [self._take_away(folder, name) for name in names]
         except OSError as error:
             registry.put_back(known)
+            self._look_again = look_again  # with a later save
             self._context.say(f"Nothing is deleted now: {error.filename}: {error.strerror or error}.")
             return
         for path in trash:

@@ -28,7 +28,7 @@ from ckptrun.resolve.rules import resolve
 from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.identity import read_identity
-from ckptrun.run.lease import read_lease
+from ckptrun.run.lease import LeaseState, read_lease
 from ckptrun.run.registry import DamagedRegistryError, Registry
 from ckptrun.storage.retry import retried
 
@@ -157,6 +157,8 @@ class Gathered:
 def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, list[str], bool]:
     """The run's registry, completed from the manifests where it is missing, damaged or behind.
 
+    Who holds the lease now has taken the run over, though it may not have come to note it.
+
     Returns:
         The registry, what to tell the user about it, and whether it differs from the file.
 
@@ -178,6 +180,7 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
         ) from error
     else:
         registry.run_id = registry.run_id or _run_id(folder)
+        _note_holder(registry, folder)
         added = catch_up(registry, catalogue)
         if not added:
             return registry, [], False
@@ -185,6 +188,7 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
         # A run that is live notes its newest save itself, once that has landed.
         return registry, [] if _another_may_live(folder) else [told], True
     registry = rebuild_registry(catalogue, run_id=_run_id(folder) or None)
+    _note_holder(registry, folder)
     number = len(registry.saves)
     told = (
         f"The registry {why}; it was rebuilt from {number} manifest{'' if number == 1 else 's'} "
@@ -193,12 +197,22 @@ def load_registry(folder: RunFolder, catalogue: Catalogue) -> tuple[Registry, li
     return registry, [told], True
 
 
+def _note_holder(registry: Registry, folder: RunFolder) -> None:
+    lease = _lease(folder)
+    if lease is not None and lease.epoch > 1:
+        registry.note_takeover(lease.epoch, lease.sequence_at_takeover)
+
+
+def _lease(folder: RunFolder) -> LeaseState | None:
+    try:
+        return read_lease(folder.lease)
+    except OSError:
+        return None
+
+
 def _another_may_live(folder: RunFolder) -> bool:
     """Whether a process beside this one holds the lease; one on another host is believed, as watching it takes long."""
-    try:
-        lease = read_lease(folder.lease)
-    except OSError:
-        return False
+    lease = _lease(folder)
     if lease is None or lease.holder is None:
         return False
     process = lease.holder.process

@@ -16,8 +16,6 @@ network mounts, mute about who holds it) and time stamps (clocks of hosts differ
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import time
@@ -28,7 +26,7 @@ from typing import Any
 from ckptrun.environment.process import ProcessName, this_process
 from ckptrun.errors import RunInUseError
 from ckptrun.records import JobFacts
-from ckptrun.storage.file_lock import locked
+from ckptrun.storage.file_lock import lock_within, locked
 from ckptrun.storage.files import write_json_atomic
 
 STALE_AFTER_S = 15.0
@@ -102,8 +100,7 @@ class Lease:
         path: str,
         holder: Holder,
         *,
-        sequence: int,
-        after_epoch: int = 0,
+        noted: Callable[[], tuple[int, int]],
         stale_after_s: float = STALE_AFTER_S,
         on_wait: Callable[[str], object] | None = None,
     ) -> Lease:
@@ -113,8 +110,8 @@ class Lease:
         (its process, where it still lives here, is waited for). One on another host is watched first.
 
         Args:
-            sequence: the run's save counter now.
-            after_epoch: the highest epoch known from elsewhere, should ``lease.json`` have been lost.
+            noted: the run's save counter, and the highest epoch known from elsewhere, should ``lease.json`` have been
+                lost. Asked in the moment of taking over: who holds it till then goes on saving while it is waited for.
             stale_after_s: how long a counter must stand still until its holder counts as dead.
             on_wait: told in one sentence what is waited for, once.
 
@@ -134,7 +131,8 @@ class Lease:
                 beaten = now is not None and seen is not None and now.epoch == seen.epoch and now.holder
                 if now != seen and not (beaten and beaten.is_earlier_start_of(holder)):
                     continue  # somebody was quicker, or woke up: judge anew
-                epoch = max(after_epoch, 0 if seen is None else seen.epoch) + 1
+                sequence, known_epoch = noted()
+                epoch = max(known_epoch, 0 if seen is None else seen.epoch) + 1
                 state = LeaseState(epoch, holder, 0, sequence)
                 _write(path, state, durable=True, point="lease-acquire")
             if not locked:
@@ -266,16 +264,7 @@ def _locked(path: str) -> contextlib.AbstractContextManager[bool]:
 
 
 def _lock(fd: int, path: str) -> bool:
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise _in_use(path, None) from None
-            time.sleep(0.01)
-        except OSError as error:
-            if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                return False
-            raise
+    try:
+        return lock_within(fd, _LOCK_WAIT_S)
+    except BlockingIOError:
+        raise _in_use(path, None) from None

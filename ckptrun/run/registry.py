@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptrun.records import CheckpointRecord, SaveReason
-from ckptrun.storage.file_lock import locked
+from ckptrun.storage.file_lock import lock_within, locked
 from ckptrun.storage.files import write_json_atomic
 
 FORMAT = 1
@@ -31,6 +30,7 @@ NUM_SAVES_KEPT = 100
 HELD_REASONS = frozenset(
     str(reason) for reason in (SaveReason.STOP, SaveReason.EXCEPTION, SaveReason.HPC, SaveReason.FINAL)
 )
+_LOCK_WAIT_S = 10.0
 NO_JOB = ""  # the key in `hpc` of a save outside SLURM, which belongs to the run
 
 T = TypeVar("T")
@@ -313,13 +313,16 @@ def _locked(path: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _lock(fd: int) -> None:
+    # Some network file systems have no locks. The file is still replaced whole; only a pin set in the very moment of
+    # a save could be lost.
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError as error:
-        # Some network file systems have no locks. The file is still replaced whole; only a pin set in the
-        # very moment of a save could be lost.
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
+        lock_within(fd, _LOCK_WAIT_S)
+    except BlockingIOError:
+        raise OSError(
+            errno.EBUSY,
+            f"another process has held its lock for {_LOCK_WAIT_S:g} s; it is halted, or its disk is",
+            os.readlink(f"/proc/self/fd/{fd}"),
+        ) from None
 
 
 def _newest_epoch(registry: Registry) -> int:

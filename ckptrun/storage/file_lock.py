@@ -8,12 +8,39 @@ lives. It is therefore always taken off.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_POLL_S = 0.01
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+def lock_within(fd: int, timeout_s: float) -> bool:
+    """Lock for this process alone. False where the file system has no locks.
+
+    Raises:
+        BlockingIOError: another process held it for all of ``timeout_s``: it is halted, or its disk is.
+        OSError: it could not be locked.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
 
 
 @contextlib.contextmanager

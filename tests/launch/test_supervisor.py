@@ -43,7 +43,7 @@ class Parts:
         self.run = RunFolder.at(str(root), "demo")
         self.run.create()
         holder = Holder.this_process(job=None, command="test")
-        self.lease = Lease.acquire(self.run.lease, holder, sequence=0)
+        self.lease = Lease.acquire(self.run.lease, holder, noted=lambda: (0, 0))
         self.attempt = AttemptRecord(attempt=1, fn="fit", started_at=5.0, **supervision.pop("attempt", {}))
         append_start(self.run.attempts, self.attempt, versions={})
         self.listener, self.progress, self.display = StopListener(), Progress(), Display()
@@ -177,7 +177,7 @@ def test_a_lease_that_was_taken_over_stops_the_work(parts: Parts, wait_until: Ca
     parts.supervisor.start()
     before = Path(parts.run.status).read_text()
     parts.lease.release()
-    Lease.acquire(parts.run.lease, Holder("elsewhere", 1, 1, "x", command="other"), sequence=0)
+    Lease.acquire(parts.run.lease, Holder("elsewhere", 1, 1, "x", command="other"), noted=lambda: (0, 0))
     wait_until(lambda: parts.listener.request is not None)
     assert parts.listener.request is not None
     assert parts.listener.request.reason is StopReason.RANK_LOST

@@ -41,7 +41,7 @@ def test_weights_are_found_from_another_working_folder(in_tmp_path: Path) -> Non
 
 def lease_of(folder: RunFolder) -> Lease:
     folder.create()
-    return Lease.acquire(folder.lease, Holder.this_process(job=None, command=""), sequence=0)
+    return Lease.acquire(folder.lease, Holder.this_process(job=None, command=""), noted=lambda: (0, 0))
 
 
 def test_the_same_disk(tmp_path: Path) -> None:

@@ -295,6 +295,6 @@ def test_a_lease_that_was_lost_goes_on_after_the_highest_epoch(run: RunFolder) -
     assert highest_epoch(run) == 5, "its holder has committed nothing yet"
     os.unlink(run.registry)
     assert highest_epoch(run) == 3
-    lease = Lease.acquire(run.lease, Holder.this_process(job=None, command="x"), sequence=2, after_epoch=3)
+    lease = Lease.acquire(run.lease, Holder.this_process(job=None, command="x"), noted=lambda: (2, 3))
     assert (lease.epoch, highest_epoch(run)) == (4, 0), "lease.json knows it"
     lease.release()

@@ -94,7 +94,7 @@ def test_leftovers_are_no_damage(run: RunFolder) -> None:
     report = verify_run(run)
     assert [text.partition(":")[0] for text in report.leftovers] == [".tmp-00000012-a.1-ab", "00000012-a"]
     assert all("was killed" in text for text in report.leftovers)
-    lease = Lease.acquire(run.lease, Holder.this_process(job=None, command="fit"), sequence=3)
+    lease = Lease.acquire(run.lease, Holder.this_process(job=None, command="fit"), noted=lambda: (3, 0))
     assert all("a live run may be writing it" in text for text in verify_run(run).leftovers)
     lease.release()
 

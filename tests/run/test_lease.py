@@ -41,7 +41,7 @@ def elsewhere(**changes: object) -> Holder:
 
 
 def acquire(path: str, holder: Holder | None = None, sequence: int = 0) -> Lease:
-    return Lease.acquire(path, holder or me(), sequence=sequence, stale_after_s=STALE_S)
+    return Lease.acquire(path, holder or me(), noted=lambda: (sequence, 0), stale_after_s=STALE_S)
 
 
 def put(path: str, state: LeaseState) -> None:
@@ -54,7 +54,7 @@ def holder_process(path: str) -> Iterator[subprocess.Popen[str]]:
     code = (
         "import sys; from ckptrun.run.lease import *\n"
         "holder = Holder.this_process(job=None, command='ckptrun fit -c x')\n"
-        "lease = Lease.acquire(sys.argv[1], holder, sequence=7)\n"
+        "lease = Lease.acquire(sys.argv[1], holder, noted=lambda: (7, 0))\n"
         "print(lease.epoch, flush=True)\n"
         "while sys.stdin.readline(): print(lease.beat(), flush=True)\n"
     )
@@ -111,7 +111,7 @@ def test_a_dead_holder_is_taken_over_at_once(path: str, holder_process: subproce
     holder_process.kill()
     holder_process.wait()
     start = time.monotonic()
-    lease = Lease.acquire(path, me(), sequence=9, stale_after_s=60)
+    lease = Lease.acquire(path, me(), noted=lambda: (9, 0), stale_after_s=60)
     assert time.monotonic() - start < 5
     assert (lease.epoch, lease.sequence_at_takeover) == (2, 9)
 
@@ -124,7 +124,7 @@ def test_a_number_that_is_used_again_is_not_the_holder(path: str) -> None:
 
 def test_a_lost_lease_goes_on_after_the_highest_epoch_known(path: str) -> None:
     Path(path).write_text("not json")
-    assert Lease.acquire(path, me(), sequence=0, after_epoch=8).epoch == 9
+    assert Lease.acquire(path, me(), noted=lambda: (0, 8)).epoch == 9
 
 
 # -- taken over ----------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_counter_that_stands_still_is_taken_over_after_a_while(path: str, hold
     put(path, LeaseState(5, holder, 100))
     said: list[str] = []
     start = time.monotonic()
-    lease = Lease.acquire(path, me(), sequence=0, stale_after_s=STALE_S, on_wait=said.append)
+    lease = Lease.acquire(path, me(), noted=lambda: (0, 0), stale_after_s=STALE_S, on_wait=said.append)
     assert time.monotonic() - start >= STALE_S
     assert lease.epoch == 6
     assert len(said) == 1
@@ -194,7 +194,7 @@ def test_a_counter_that_moves_is_alive(path: str, beating: Callable[[Holder], No
     beating(elsewhere())
     start = time.monotonic()
     with pytest.raises(RunInUseError, match="other-host"):
-        Lease.acquire(path, me(), sequence=0, stale_after_s=30)
+        Lease.acquire(path, me(), noted=lambda: (0, 0), stale_after_s=30)
     assert live_holder(path, stale_after_s=30) == elsewhere()
     assert time.monotonic() - start < 20
 
@@ -202,7 +202,7 @@ def test_a_counter_that_moves_is_alive(path: str, beating: Callable[[Holder], No
 def test_the_same_job_requeued_takes_over_at_once(path: str, beating: Callable[[Holder], None]) -> None:
     beating(elsewhere(job="1230_4", restart_count=1))
     again = Holder.this_process(job=JobFacts("1230_4", True, 2), command="ckptrun fit")
-    lease = Lease.acquire(path, again, sequence=0, stale_after_s=30)
+    lease = Lease.acquire(path, again, noted=lambda: (0, 0), stale_after_s=30)
     assert lease.epoch == 6
 
 
@@ -229,7 +229,7 @@ def test_the_job_s_earlier_start_is_waited_for_where_it_still_lives_here(path: s
         earlier.communicate()
 
     again = me(job="7", restart_count=1)
-    lease = Lease.acquire(path, again, sequence=0, stale_after_s=60, on_wait=ended)
+    lease = Lease.acquire(path, again, noted=lambda: (0, 0), stale_after_s=60, on_wait=ended)
     assert (lease.epoch, len(said)) == (2, 1)
 
 
@@ -243,7 +243,7 @@ holder = Holder.this_process(job=None, command="race")
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    lease = Lease.acquire(sys.argv[1], holder, sequence=0, stale_after_s=float(sys.argv[2]))
+    lease = Lease.acquire(sys.argv[1], holder, noted=lambda: (0, 0), stale_after_s=float(sys.argv[2]))
     print("won", lease.epoch, flush=True)
 except RunInUseError:
     print("lost", flush=True)
