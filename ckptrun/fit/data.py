@@ -156,6 +156,7 @@ class TrainSource:
         loader = as_data_loader(loader)
         self.loader = self._user_loader = loader
         self.sampler: EpochBatchSampler | SkippingSampler | None = None
+        self._seed, self._rank = seed, rank
         self.kind = self._recognise(loader, seed, rank, world_size)
         # The order of these depends on the random state at the start of the epoch, and on generators of the user's.
         self._draws = self.kind in ("sampled", "iterable")
@@ -255,7 +256,7 @@ class TrainSource:
             self._exhausted = state["exhausted"]
             if not goes_on and not self._at_end():
                 # As the training that was stopped did it: the pass is ended, or left, before the next one begins.
-                self.finish(self._watched(start_iterator(self.loader)), whole=state["whole"])
+                self.finish(self._watched(self._start(epoch)), whole=state["whole"])
         if not goes_on:
             return None
         self._epoch = epoch
@@ -309,13 +310,16 @@ class TrainSource:
         if isinstance(self.sampler, EpochBatchSampler):
             self.sampler.epoch = epoch
             self.sampler.start_at(start_batch, start_sample)
-            return start_iterator(self.loader)
+            return self._start(epoch)
         _set_epoch(self._user_loader, epoch)
         if isinstance(self.sampler, SkippingSampler):
             self.sampler.skip, self.sampler.epoch = start_batch, epoch
         # Now, also where it is watched: what it draws from the random state is drawn here.
-        iterator = start_iterator(self.loader)
+        iterator = self._start(epoch)
         return self._watched(iterator) if self.kind == "stateful" else iterator
+
+    def _start(self, epoch: int) -> Iterator[Any]:
+        return start_iterator(self.loader, (epoch_seed(self._seed, epoch) + self._rank) % 2**63)
 
     def _at_end(self) -> bool:
         """Whether the pass that was going on has nothing left, so that asking it for more would begin another."""

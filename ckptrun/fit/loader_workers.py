@@ -43,13 +43,19 @@ def shield_workers(loader: Any) -> None:
 _with_workers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
-def start_iterator(loader: Any) -> Iterator[Any]:
-    """``iter(loader)``, whose workers :func:`end_workers` then knows."""
+def start_iterator(loader: Any, seed: int | None = None) -> Iterator[Any]:
+    """``iter(loader)``, whose workers :func:`end_workers` then knows.
+
+    Args:
+        seed: for the workers of a DataLoader. Torch draws one from the training's random state where it makes an
+            iterator, and not where persistent workers begin another epoch: a run that was resumed there would go on
+            with other random numbers than one that was not.
+    """
     if not getattr(loader, "num_workers", 0):
-        return iter(loader)
+        return _seeded_iter(loader, seed)
     before = multiprocessing.active_children()
     try:
-        iterator: Iterator[Any] = iter(loader)
+        iterator = _seeded_iter(loader, seed)
     except BaseException as error:
         # A worker died as soon as it was there: the others belong to an iterator that nobody will ever have.
         for half_made in _iterators_in(error):
@@ -59,6 +65,16 @@ def start_iterator(loader: Any) -> Iterator[Any]:
     if getattr(iterator, "_workers", None):
         _with_workers[iterator] = weakref.ref(loader)
     return iterator
+
+
+def _seeded_iter(loader: Any, seed: int | None) -> Iterator[Any]:
+    if seed is None or not isinstance(loader, DataLoader):
+        return iter(loader)
+    own, loader.generator = loader.generator, torch.Generator().manual_seed(seed)
+    try:
+        return iter(loader)
+    finally:
+        loader.generator = own
 
 
 def end_workers() -> None:

@@ -337,6 +337,9 @@ VARIANTS = {
     "dropout, batch norm, all random states": Scenario(Noisy),
     "random augmentation": Scenario(Noisy, data=augmented),
     "random augmentation in workers": Scenario(Noisy, data=lambda: augmented(num_workers=2)),
+    "dropout beside persistent workers": Scenario(
+        Noisy, data=lambda: augmented(num_workers=2, persistent_workers=True)
+    ),
     "random augmentation in torchdata's loader": Scenario(Noisy, data=lambda: torchdatas(num_workers=2)),
     "torchdata's loader, a sampler with a generator": Scenario(
         data=lambda: torchdatas(sampler=RandomSampler(samples(), generator=torch.Generator()))
