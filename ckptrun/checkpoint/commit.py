@@ -254,8 +254,8 @@ def remove(trash: str) -> None:
 def sweep(checkpoints_dir: str, *, run_id: str | None = None) -> list[str]:
     """Remove what killed saves and deletions left behind; only for the holder of the run's lease.
 
-    Touches only temporary and trash folders whose names ckptrun made, and folders that were renamed and never got their
-    manifest. What cannot be removed is left for the next time.
+    Touches only temporary and trash folders whose names ckptrun made, folders that were renamed and never got their
+    manifest, and what an addition to the newest manifests left. What cannot be removed is left for the next time.
 
     Args:
         run_id: this run's; a folder without a manifest goes only where it says that this run wrote it. None: none goes.
@@ -280,7 +280,17 @@ def sweep(checkpoints_dir: str, *, run_id: str | None = None) -> list[str]:
             _remove_tree(folder)
             if not os.path.lexists(folder):
                 gone.append(entry)
+    # Only a process's newest checkpoint is added to, and that is among these where it was killed at it.
+    for name in naming.newest_first(entries)[:2]:
+        _remove_additions(os.path.join(checkpoints_dir, name))
     return gone
+
+
+def _remove_additions(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(folder):
+            if entry.startswith(f"{_UNPUBLISHED}-"):
+                os.unlink(os.path.join(folder, entry))
 
 
 def _is_unpublished(folder: str, entry: str, run_id: str) -> bool:

@@ -164,6 +164,26 @@ def test_killed_at_every_point(folder: str, point: str, past: tuple[str, ...]) -
     assert whole(folder) == [following, *committed]
 
 
+AMEND_SCRIPT = """
+import os, sys
+from dataclasses import replace
+from ckptrun.checkpoint.manifest import amend
+from ckptrun.storage import files
+files.os.replace = lambda *_: os.kill(os.getpid(), 9)
+amend(sys.argv[1], lambda manifest: replace(manifest, noted=({"reason": "manual", "owner": None, "job": None},)))
+"""
+
+
+def test_killed_while_adding_to_a_manifest(folder: str) -> None:
+    before = sorted(os.listdir(f"{folder}/{OLD}"))
+    ended = run_python(AMEND_SCRIPT, f"{folder}/{OLD}")
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert len(os.listdir(f"{folder}/{OLD}")) == len(before) + 1
+    assert sweep(folder) == []
+    assert sorted(os.listdir(f"{folder}/{OLD}")) == before
+    assert whole(folder) == [OLD]
+
+
 @pytest.mark.parametrize("past", [(), ("past the cache",)], ids=["through the cache", "past the cache"])
 def test_killed_in_the_second_file(folder: str, past: tuple[str, ...]) -> None:
     ended = run_python(COMMIT_SCRIPT, folder, NEW, *past, fault="commit:file-half:2=kill")
