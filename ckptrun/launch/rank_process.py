@@ -277,6 +277,6 @@ def _damage(error: BaseException) -> dict[str, Any] | None:
 def _is_collective(error: BaseException) -> bool:
     if "torch.distributed" not in sys.modules:
         return False
-    from ckptrun.strategies.ddp import is_collective_error
+    from ckptrun.strategies.ranks import is_collective_error
 
     return is_collective_error(error)

@@ -1,7 +1,6 @@
 """How does a model meet the hardware when several ranks each hold a copy? DistributedDataParallel.
 
-Gradients go over the device's backend (gloo on CPU, nccl on CUDA). What ranks agree on goes over a gloo group of its
-own: a rank that is blocked in an NCCL collective cannot be asked, and nobody's gradients wait for a question.
+Gradients go over the device's backend (gloo on CPU, nccl on CUDA).
 
 Facts: torch.nn.parallel.DistributedDataParallel; its reducer has to be told before a backward pass that it did not see
 a forward for (manual optimization).
@@ -10,26 +9,20 @@ a forward for (manual optimization).
 from __future__ import annotations
 
 import contextlib
-import datetime
-import gc
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from ckptrun.strategies.strategy import Strategy, TrainedModule
+from ckptrun.strategies.ranks import RanksStrategy
+from ckptrun.strategies.strategy import TrainedModule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-
-_LOOK_EVERY_S = 0.001
 
 
 class _TrainingStep(nn.Module):
@@ -43,7 +36,7 @@ class _TrainingStep(nn.Module):
         return self.module.training_step(*args)
 
 
-class DDPStrategy(Strategy):
+class DDPStrategy(RanksStrategy):
     """Data parallel training with one full copy of the model a rank.
 
     Args:
@@ -73,7 +66,13 @@ class DDPStrategy(Strategy):
         process_group_backend: str | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
-        super().__init__(rank=rank, local_rank=local_rank, world_size=world_size)
+        super().__init__(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            process_group_backend=process_group_backend,
+            timeout_s=timeout_s,
+        )
         self._options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
             "static_graph": static_graph,
@@ -82,20 +81,8 @@ class DDPStrategy(Strategy):
         }
         self._find_unused = find_unused_parameters
         self._broadcasts_buffers = broadcast_buffers is not False
-        self._backend = process_group_backend
-        self._timeout = datetime.timedelta(seconds=timeout_s)
         self._ddp: DistributedDataParallel | None = None
-        self._cpu_group: Any = None
-        self._store: Any = None
         self._manual = False
-
-    def setup_environment(self) -> None:
-        """Join the other ranks through the store that the environment names."""
-        super().setup_environment()
-        backend = self._backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
-        dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, timeout=self._timeout)
-        self._cpu_group = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._store = PrefixStore("ckptrun", _get_default_store())
 
     def setup(self, module: TrainedModule, optimizers: Sequence[Optimizer]) -> None:  # noqa: ARG002
         """Wrap the training step; from here on weights are those of rank 0 on all ranks."""
@@ -171,71 +158,5 @@ class DDPStrategy(Strategy):
     def syncs(self) -> bool:
         return self._ddp is not None and bool(self._ddp.require_backward_grad_sync)
 
-    # -- between ranks -----------------------------------------------------------------------------------
-
-    def barrier(self) -> None:
-        dist.barrier(group=self._cpu_group)
-
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's ``value`` on every rank."""
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._cpu_group)
-        return box[0]
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's value in order, on rank 0; None elsewhere."""
-        boxes: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(value, boxes, dst=0, group=self._cpu_group)
-        return boxes
-
-    def gather_all(self, value: Any) -> list[Any]:
-        boxes: list[Any] = [None] * self.world_size
-        dist.all_gather_object(boxes, value, group=self._cpu_group)
-        return boxes
-
-    def all_here(self, point: str, patience_s: float) -> bool:
-        store = self._store
-        if store is None:
-            return True  # the ranks have not met yet
-        decided = f"{point}/decided"
-        # Whoever decides first decides for all: the last to come, or one that waited long enough.
-        if store.add(f"{point}/came", 1) == self.world_size:
-            store.compare_set(decided, "", "yes")
-        deadline = time.monotonic() + patience_s
-        # Looking again and again, because the store's own wait prints a warning where its time is over.
-        while not store.check([decided]):
-            if time.monotonic() >= deadline:
-                store.compare_set(decided, "", "no")
-            time.sleep(_LOOK_EVERY_S)
-        return bool(store.get(decided) == b"yes")
-
-    def agree(self, words: Sequence[int]) -> list[int]:
-        """The maximum over ranks of each of a few small numbers."""
-        tensor = torch.tensor(words, dtype=torch.int64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._cpu_group)
-        return [int(word) for word in tensor.tolist()]
-
-    def teardown(self, *, failed: bool = False) -> None:
-        """Leave the group. The wrapper goes first and all ranks meet: a rank that ends while a peer still holds
-        connections has been seen to abort after its work was done."""
-        if failed:
-            # The process ends, and with it its connections. Waiting for the others, or for a device that is still in
-            # a collective with them, has no end.
-            return
+    def let_go(self) -> None:
         self._ddp = None
-        gc.collect()
-        if dist.is_initialized():
-            self.barrier()
-            dist.destroy_process_group()
-        self._cpu_group = self._store = None
-
-
-def is_collective_error(error: BaseException) -> bool:
-    """Whether this rank only failed because another did: a collective was cut off or timed out."""
-    if isinstance(error, dist.DistBackendError | dist.DistNetworkError | dist.DistStoreError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in text for word in _CUT_OFF)
-
-
-_CUT_OFF = ("connection closed by peer", "connection reset by peer", "gloo", "nccl", "timed out waiting")

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ckptrun.strategies import strategy_from_name
-from ckptrun.strategies.ddp import DDPStrategy, is_collective_error
+from ckptrun.strategies.ddp import DDPStrategy
+from ckptrun.strategies.ranks import is_collective_error
 
 
 @pytest.fixture
