@@ -58,6 +58,7 @@ _NOT_LEAKS = (
     "TF_",
     "GRPC_",
     "CUDA_MODULE_LOADING",
+    "PYTORCH_NVML_",
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _REPOSITORY = Path(__file__).resolve().parent.parent

@@ -208,10 +208,16 @@ class Model(Module):
         scheduler: str = "epoch",
         skips_on: tuple[int, ...] = (),
         overflows: bool = False,
+        lr: float = 0.02,
+        optimizer: bool = True,
+        norm: bool = True,
     ) -> None:
         super().__init__()
+        self.optimizer = optimizer
+        self.lr = lr
         self.overflows = overflows
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 2))
+        between = nn.BatchNorm1d(8) if norm else nn.Tanh()
+        self.net = nn.Sequential(nn.Linear(4, 8), between, nn.Dropout(0.4), nn.Linear(8, 2))
         self.automatic_optimization = not manual
         self.scheduler = scheduler
         self.skips_on = skips_on  # ranks whose third batch has no loss
@@ -254,7 +260,9 @@ class Model(Module):
         return {"which": batch[2], "y": self.net(batch[0])}
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        if not self.optimizer:
+            return None
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
         if self.scheduler == "plateau":
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
             config = {"scheduler": plateau, "monitor": "rank_loss", "interval": "step", "strict": False}
@@ -385,9 +393,9 @@ class SharedServer(ForkServer):
 
 
 @contextmanager
-def shared_server(method: str = "fork") -> Iterator[SharedServer]:
+def shared_server(method: str = "fork", **env: str) -> Iterator[SharedServer]:
     """One server for several sessions."""
-    server = SharedServer.start({"OMP_NUM_THREADS": "1"}, method=method)
+    server = SharedServer.start({"OMP_NUM_THREADS": "1", **env}, method=method)
     assert isinstance(server, SharedServer)
     try:
         yield server
@@ -432,13 +440,14 @@ def play(
     reference: str | None = None,
     num_ranks: int = 2,
     listener: StopListener | None = None,
+    strategy: str = "ddp",
     **spec: Any,
 ) -> Played:
     """One command's session."""
     said: list[str] = []
     printed: list[tuple[str, bool]] = []
     folder = RunFolder.at(str(root), run)
-    plan = LaunchPlan("torchrun", "ddp", num_ranks, ("ckptrun", work.fn))
+    plan = LaunchPlan("torchrun", strategy, num_ranks, ("ckptrun", work.fn))
     result = run_session(
         SessionSpec(
             fn=work.fn,
@@ -495,7 +504,11 @@ def picture(folder: RunFolder) -> dict[str, Any]:
     return {
         "step": newest.step,
         "metrics": newest.metrics,
-        **{name: state[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "epoch")},
+        **{
+            name: state.get(name)
+            for name in ("state_dict", "optimizer_states", "optimizer_groups", "lr_schedulers", "epoch")
+        },
+        "shards": _shards(newest.path),
         "loop": loop,
         "logs": state["ckptrun"]["logs"],
         "early stopping": [v for k, v in state["callbacks"].items() if k.startswith("EarlyStopping")],
@@ -507,6 +520,24 @@ def picture(folder: RunFolder) -> dict[str, Any]:
         "ranks": ranks,
         "table": table.read_text() if table.exists() else "",
     }
+
+
+def _shards(folder: str) -> dict[str, Any]:
+    """The content of DeepSpeed's files, its objects as their fields."""
+    found = {}
+    for path in sorted(Path(folder).glob("global_step*/*.pt")):
+        state = torch.load(path, weights_only=False)  # written by the test itself
+        state.pop("ds_config")
+        found[str(path.relative_to(folder))] = _plain(state)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _plain(vars(value)) if type(value).__module__.startswith("deepspeed.runtime.fp16") else value
 
 
 def assert_same(a: Any, b: Any, where: str = "") -> None:

@@ -35,7 +35,7 @@ LAYERS = (
     ("run",),
     ("environment",),
     ("storage",),
-    ("stop", "processes", "faults", "records", "errors", "_version"),
+    ("stop", "processes", "faults", "records", "deepspeed_config", "errors", "_version"),
 )
 # Lazy aliases for users, which may name anything.
 EXEMPT = {"ckptrun", "ckptrun.callbacks", "ckptrun.loggers"}

@@ -31,10 +31,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC, ENOTSUP
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final, Protocol, cast
 
 from ckptrun import faults
 from ckptrun.checkpoint import naming
@@ -46,6 +46,17 @@ from ckptrun.records import FileRecord
 from ckptrun.storage.files import fsync_dir
 
 Writer = Callable[[BinaryIO], None]
+
+
+class Others(Protocol):
+    """Who else writes files of the same checkpoint, into the same temporary folder."""
+
+    def begin(self, temporary: str) -> None:
+        """The folder is there."""
+
+    def wait(self) -> Sequence[FileRecord]:
+        """What they have written, durable; raises what kept one of them from it."""
+
 
 _UNPUBLISHED: Final = f".{MANIFEST_NAME}.tmp"
 _ROOM: Final = (
@@ -76,6 +87,7 @@ def commit(
     needed_bytes: int | None = None,
     last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     past_cache: bool = False,
+    others: Others | None = None,
 ) -> Manifest:
     """Write a checkpoint and commit it; the module's docstring draws the steps.
 
@@ -91,6 +103,7 @@ def commit(
             that is filled to the brim fails everybody else who writes to it.
         last_word: called once the files are written, with the manifest that is about to be.
         past_cache: leave the kernel's page cache and the processors to those who work meanwhile.
+        others: where other processes write a part of the files.
 
     Returns:
         The manifest as it was written.
@@ -110,9 +123,13 @@ def commit(
         os.mkdir(temporary)
         standing = temporary
         faults.reach("commit:temp-made", temporary)
+        if others is not None:
+            others.begin(temporary)
         records = tuple(
             write_file(temporary, path, writer, past_cache=past_cache) for path, writer in files.items()
         )
+        if others is not None:
+            records += tuple(others.wait())
         whole = replace(
             manifest,
             files=records,
@@ -121,7 +138,7 @@ def commit(
         )
         whole = last_word(whole)
         _write_unpublished(temporary, whole)
-        _fsync_folders(temporary, files)
+        _fsync_folders(temporary, (record.path for record in records))
         faults.reach("commit:temp-synced", temporary)
 
         _rename(temporary, final)
@@ -318,7 +335,7 @@ def is_leftover(entry: str) -> bool:
     return False
 
 
-def _fsync_folders(root: str, paths: Mapping[str, Writer]) -> None:
+def _fsync_folders(root: str, paths: Iterable[str]) -> None:
     """Make the entries of ``root`` and of each folder on the way to ``paths`` durable, innermost first."""
     inner = set()
     for path in paths:

@@ -15,6 +15,7 @@ each.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
@@ -31,10 +32,14 @@ class Snapshot:
     """Copies of a nested state, in buffers that are used again by the next one.
 
     Tensors that share a storage share one in the copy too, and objects that occur twice occur twice.
+
+    Args:
+        classes: plain data classes besides those that an encoded state has; they are copied as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Iterable[type] = ()) -> None:
         self._buffers: _Buffers = {}
+        self._classes = frozenset(classes)
 
     @property
     def size_bytes(self) -> int:
@@ -64,7 +69,7 @@ class Snapshot:
         Raises:
             TypeError: a value is not in the encoded form.
         """
-        copier = _Copier(self._buffers)
+        copier = _Copier(self._buffers, self._classes)
         try:
             result = copier.value(state)
             for device in copier.waits_for:
@@ -75,7 +80,8 @@ class Snapshot:
 
 
 class _Copier:
-    def __init__(self, free: _Buffers) -> None:
+    def __init__(self, free: _Buffers, classes: frozenset[type]) -> None:
+        self._classes = classes
         # Taken from the front, so that an unchanged state finds each of its storages' own buffer again.
         self._free = {size_bytes: buffers[::-1] for size_bytes, buffers in free.items()}
         self.used: _Buffers = {}
@@ -101,6 +107,8 @@ class _Copier:
             result = kind([self.value(item) for item in obj])
         elif kind is Counter or kind is bytearray:
             result = kind(obj)
+        elif kind in self._classes:
+            result = copy.deepcopy(obj)
         else:
             raise TypeError(
                 f"a snapshot takes encoded values only, not {kind.__module__}.{kind.__qualname__}"
@@ -111,36 +119,36 @@ class _Copier:
     def _tensor(self, source: torch.Tensor) -> torch.Tensor:
         plain = source.detach()
         if source.device.type == "meta":
-            copy = plain
+            copied = plain
         elif not _is_one_storage(plain):
-            copy = plain.to("cpu", copy=True)
+            copied = plain.to("cpu", copy=True)
         else:
             storage = self._storage(plain.untyped_storage())
-            copy = torch.empty(0, dtype=plain.dtype).set_(
+            copied = torch.empty(0, dtype=plain.dtype).set_(
                 storage, plain.storage_offset(), plain.size(), plain.stride()
             )
         if type(source) is torch.nn.Parameter:
-            copy = torch.nn.Parameter(copy, source.requires_grad)
+            copied = torch.nn.Parameter(copied, source.requires_grad)
         elif source.requires_grad:
-            copy.requires_grad_()
+            copied.requires_grad_()
         if source.__dict__:
-            copy.__dict__.update(self.value(source.__dict__))
-        return copy
+            copied.__dict__.update(self.value(source.__dict__))
+        return copied
 
     def _storage(self, source: torch.UntypedStorage) -> torch.UntypedStorage:
-        copy = self._storages.get(source._cdata)
-        if copy is None:
+        copied = self._storages.get(source._cdata)
+        if copied is None:
             size_bytes = source.nbytes()
             free = self._free.get(size_bytes)
-            copy = free.pop() if free else _buffer_for(source)
-            self.used.setdefault(size_bytes, []).append(copy)
-            self._storages[source._cdata] = copy
+            copied = free.pop() if free else _buffer_for(source)
+            self.used.setdefault(size_bytes, []).append(copied)
+            self._storages[source._cdata] = copied
             on_device = source.device.type == "cuda"
             # In the order of the device's own work, so after the update that made these values.
-            copy.copy_(source, non_blocking=on_device)
+            copied.copy_(source, non_blocking=on_device)
             if on_device:
                 self.waits_for.add(source.device)
-        return copy
+        return copied
 
 
 def _buffer_for(source: torch.UntypedStorage) -> torch.UntypedStorage:

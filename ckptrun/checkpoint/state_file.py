@@ -89,11 +89,53 @@ def read_state(path: str, *, checksum: str | None = None, size_bytes: int | None
         except OSError as error:
             if patience.again(error):
                 continue
-            raise NoCheckpointError(
-                f"{path} could not be read: {error.strerror or error}",
-                hint="It may be whole. Look at that disk or mount and the file's rights, then try again.",
-            ) from error
+            raise _unreadable(path, error) from error
         mistrusted = True
+
+
+def map_state(path: str, *, checksum: str | None = None, size_bytes: int | None = None) -> Any:
+    """As :func:`read_state`, with tensors whose bytes stay in the file until they are used.
+
+    All bytes are read once for the checksum, a block at a time. Not for what is trained on; for what is copied.
+
+    Raises:
+        DamagedCheckpointError, NoCheckpointError, IncompatibleError: as :func:`read_state`.
+    """
+    patience, mistrusted = Patience(), False
+    while True:
+        try:
+            with _File(path) as raw:
+                wrong = _wrong_bytes(raw, path, checksum, size_bytes)
+                if wrong is None:
+                    raw.seek(0)
+                    return _load(raw, path, mapped=True)
+                if mistrusted:
+                    raise wrong
+                forget_cached(raw.fileno())
+        except FileNotFoundError:
+            if mistrusted:
+                raise _damaged(path, f"{path} is missing") from None
+        except OSError as error:
+            if patience.again(error):
+                continue
+            raise _unreadable(path, error) from error
+        mistrusted = True
+
+
+def _wrong_bytes(
+    raw: _File, path: str, checksum: str | None, size_bytes: int | None
+) -> DamagedCheckpointError | None:
+    wrong = _wrong_size(raw, path, size_bytes)
+    if wrong is None and checksum is not None:
+        wrong = _wrong_checksum(raw, path, checksum)
+    return wrong
+
+
+def _unreadable(path: str, error: OSError) -> NoCheckpointError:
+    return NoCheckpointError(
+        f"{path} could not be read: {error.strerror or error}",
+        hint="It may be whole. Look at that disk or mount and the file's rights, then try again.",
+    )
 
 
 _INSTEAD: Final = "Resume from another checkpoint of the run; `ckptrun resolve --ckpt last` lists them."
@@ -140,15 +182,10 @@ def _read(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -
     Raises:
         DamagedCheckpointError: the bytes are not those that were written.
     """
+    wrong = _wrong_size(raw, path, size_bytes)
+    if wrong is not None:
+        raise wrong
     found_bytes = os.fstat(raw.fileno()).st_size
-    if size_bytes is not None and found_bytes != size_bytes:
-        kind = "is truncated" if found_bytes < size_bytes else "is too long"
-        raise _damaged(
-            path,
-            f"{path} {kind}: found {found_bytes} bytes, expected {size_bytes}",
-            expected=f"{size_bytes} bytes",
-            found=f"{found_bytes} bytes",
-        )
     if checksum is None:
         return _load(raw, path)
     if found_bytes < LARGE_BYTES:
@@ -172,6 +209,19 @@ def _read(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -
     return state
 
 
+def _wrong_size(raw: _File, path: str, size_bytes: int | None) -> DamagedCheckpointError | None:
+    found_bytes = os.fstat(raw.fileno()).st_size
+    if size_bytes is None or found_bytes == size_bytes:
+        return None
+    kind = "is truncated" if found_bytes < size_bytes else "is too long"
+    return _damaged(
+        path,
+        f"{path} {kind}: found {found_bytes} bytes, expected {size_bytes}",
+        expected=f"{size_bytes} bytes",
+        found=f"{found_bytes} bytes",
+    )
+
+
 def _wrong_checksum(raw: RawReader, path: str, checksum: str) -> DamagedCheckpointError | None:
     found, _ = checksum_of(raw, checksum.partition(":")[0])
     if found == checksum:
@@ -180,8 +230,10 @@ def _wrong_checksum(raw: RawReader, path: str, checksum: str) -> DamagedCheckpoi
     return _damaged(path, why, expected=checksum, found=found)
 
 
-def _load(raw: _File, path: str) -> Any:
+def _load(raw: _File, path: str, *, mapped: bool = False) -> Any:
     try:
+        if mapped:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return torch.load(raw, map_location="cpu", weights_only=True)
     except (OSError, MemoryError):
         raise

@@ -26,7 +26,7 @@ from ckptrun.storage.retry import Patience, forget_cached, retried
 
 State = Literal["good", "damaged", "unreadable", "not committed"]
 STATE_FILE = "state.ckpt"
-_WITH_RANK_FILES = ("single", "ddp")
+_WITH_RANK_FILES = ("single", "ddp", "deepspeed")
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
 
     config = settled.config
     task = task_facts(slurm_env, at_terminal=os.isatty(0))
-    gpus = num_gpus(os.environ) if config.launch.nproc != 1 or task is not None else 0
+    asks_for_gpus = config.launch.nproc != 1 or task is not None or config.strategy.name == "deepspeed"
+    gpus = num_gpus(os.environ) if asks_for_gpus else 0
     one_each = config.launch.nproc == "auto" and task is not None and task.is_rank
     plan = make_plan(
         launcher=config.launch.launcher,

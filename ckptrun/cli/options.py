@@ -130,7 +130,9 @@ class FnOptions:
     ] = False
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="NAME", help="auto, single or ddp.", rich_help_panel=_LAUNCH),
+        typer.Option(
+            "--strategy", metavar="NAME", help="auto, single, ddp or deepspeed.", rich_help_panel=_LAUNCH
+        ),
     ] = None
     launcher: Annotated[
         str | None,

@@ -59,7 +59,7 @@ def selftest(
     ] = None,
     nproc: Annotated[str | None, typer.Option("--nproc", metavar="N", help="Ranks on this host.")] = None,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="NAME", help="auto, single or ddp.")
+        str | None, typer.Option("--strategy", metavar="NAME", help="auto, single, ddp or deepspeed.")
     ] = None,
     launcher: Annotated[
         str | None, typer.Option("--launcher", metavar="NAME", help="auto, inline or torchrun.")

@@ -122,6 +122,8 @@ def _steers(path: tuple[str, ...], stored: Any, given: Any) -> bool:
     if section == "strategy":
         if rest == ("name",):
             return {stored, given} <= _INTERCHANGEABLE_STRATEGIES
+        if rest == ("load_full_weights",) or rest[0] in ("process_group_backend", "timeout_s"):
+            return True
         # DeepSpeed's stage and offloading, beside the name or in its own config's zero_optimization.
         return rest[-1] == "stage" or any(part.startswith("offload_") for part in rest)
     return True

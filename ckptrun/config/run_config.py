@@ -7,6 +7,7 @@ checks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ from ckptrun.config.options import (
 )
 from ckptrun.config.sections import CLASS_SECTIONS, FLAT_SECTIONS, LIST_SECTIONS, section_tree
 from ckptrun.config.tree import DEFAULT, INIT_ARGS, INIT_ARGS_IF_FIT, Node, Source, lookup, plain
-from ckptrun.errors import ConfigError
+from ckptrun.deepspeed_config import read_config
+from ckptrun.errors import ConfigError, MisconfigurationException
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class RunConfig:
         Reading it again gives the same config.
         """
         tree: dict[str, Any] = {name: section_tree(getattr(self, name)) for name in FLAT_SECTIONS}
+        if isinstance(tree["strategy"].get("config"), str):
+            # What a file of DeepSpeed's says counts, wherever that lies and whatever becomes of it.
+            with contextlib.suppress(MisconfigurationException):
+                tree["strategy"]["config"] = read_config(tree["strategy"]["config"])
         for name in CLASS_SECTIONS:
             spec: ClassSpec | None = getattr(self, name)
             if spec is not None:

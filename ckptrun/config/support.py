@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ckptrun import deepspeed_config
 from ckptrun.config.run_config import RunConfig
-from ckptrun.errors import ConfigError
+from ckptrun.errors import ConfigError, MisconfigurationException
 
 _AVAILABLE = {
-    "strategy.name": ("auto", "single", "ddp"),
+    "strategy.name": ("auto", "single", "ddp", "deepspeed"),
     "launch.launcher": ("auto", "inline", "torchrun"),
 }
 
@@ -27,7 +28,8 @@ _STRATEGY_OPTIONS = {
         "broadcast_buffers",
         "process_group_backend",
         "timeout_s",
-    )
+    ),
+    "deepspeed": deepspeed_config.OPTIONS,
 }
 
 
@@ -53,6 +55,28 @@ def check_supported(config: RunConfig) -> None:
     """
     for each in unsupported(config):
         raise ConfigError(each.message, place=each.place)
+    if config.strategy.name == "deepspeed":
+        _check_deepspeed(config)
+
+
+def _check_deepspeed(config: RunConfig) -> None:
+    """DeepSpeed is there, and its config says nothing else than ours, as far as that can be told without the data."""
+    deepspeed_config.check_installed()
+    trainer = config.trainer
+    given = deepspeed_config.Given(
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        gradient_clip_val=trainer.gradient_clip_val,
+        gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+        precision=trainer.precision,
+    )
+    try:
+        whole = dict(deepspeed_config.read_config(config.strategy.options.get("config")))
+        whole.pop("train_batch_size", None)  # which needs the number of all ranks
+        deepspeed_config.merged({**config.strategy.options, "config": whole}, given)
+    except MisconfigurationException as error:
+        source = config.source("strategy.config")
+        place = (config.source("strategy") if source.kind == "default" else source).place
+        raise ConfigError(error.message, place=place, hint=error.hint) from None
 
 
 def _strategy(config: RunConfig) -> str:

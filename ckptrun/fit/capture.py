@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from ckptrun._version import __version__
 from ckptrun.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from ckptrun.checkpoint.safe_state import decode, encode
-from ckptrun.checkpoint.state_file import read_state
+from ckptrun.checkpoint.state_file import map_state, read_state
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
@@ -133,14 +133,11 @@ def capture(trainer: Trainer, *, weights_only: bool, boundary: Boundary | None =
     module, loop = trainer.lightning_module, trainer.fit_loop
     assert loop is not None
     position = loop.state_dict() if boundary is None else boundary.loop
-    weights = trainer.strategy.model_state_dict(module)
-    if boundary is not None:
-        weights = {name: boundary.buffers.get(name, value) for name, value in weights.items()}
     state: dict[str, Any] = {
         "epoch": epoch_of(position),
         "global_step": position["global_step"],
         "ckptrun_version": __version__,
-        "state_dict": weights,
+        **_weights(trainer, boundary),
         "loops": {"fit_loop": position},
         "hyper_parameters": dict(module.hparams),
     }
@@ -152,7 +149,10 @@ def capture(trainer: Trainer, *, weights_only: bool, boundary: Boundary | None =
             if boundary is not None and boundary.callbacks is not None
             else callback_states(trainer)
         )
-        state["optimizer_states"] = [trainer.strategy.optimizer_state_dict(o) for o in trainer.optimizers]
+        if trainer.strategy.sharded:
+            state["optimizer_groups"] = [_group_options(optimizer) for optimizer in trainer.optimizers]
+        else:
+            state["optimizer_states"] = [trainer.strategy.optimizer_state_dict(o) for o in trainer.optimizers]
         state["lr_schedulers"] = [scheduler_state(config) for config in trainer.lr_scheduler_configs]
         if trainer.precision_plugin.key is not None:
             state[trainer.precision_plugin.key] = trainer.precision_plugin.state_dict()
@@ -174,6 +174,23 @@ def capture(trainer: Trainer, *, weights_only: bool, boundary: Boundary | None =
     return encoded
 
 
+def _weights(trainer: Trainer, boundary: Boundary | None) -> dict[str, Any]:
+    """``state_dict``, unless every rank saves its part in files of the strategy's own."""
+    if trainer.strategy.sharded:
+        return {}
+    weights = trainer.strategy.model_state_dict(trainer.lightning_module)
+    if boundary is not None:
+        weights = {name: boundary.buffers.get(name, value) for name, value in weights.items()}
+    return {"state_dict": weights}
+
+
+def _group_options(optimizer: Any) -> list[dict[str, Any]]:
+    """What an optimizer's groups are set to; schedulers go on from it."""
+    return [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+
+
 def capture_rank(trainer: Trainer, boundary: Boundary | None = None) -> dict[str, Any]:
     """The content of this rank's own file."""
     loop = trainer.fit_loop
@@ -184,7 +201,7 @@ def capture_rank(trainer: Trainer, boundary: Boundary | None = None) -> dict[str
         "random": capture_random_state() if boundary is None else boundary.random,
         "data": loop.data_state() if boundary is None else boundary.data,
     }
-    if trainer.world_size > 1:
+    if trainer.world_size > 1 or trainer.strategy.sharded:
         if trainer.strategy.own_buffers:
             state["buffers"] = _buffers(trainer) if boundary is None else boundary.buffers
         # Each rank has sums of its own over the running epoch.
@@ -195,6 +212,8 @@ def capture_rank(trainer: Trainer, boundary: Boundary | None = None) -> dict[str
 
 def trained_tensors(trainer: Trainer) -> Iterator[Tensor]:
     """The tensors that make up nearly all of what :func:`capture` gives: the model's and its optimizers'."""
+    if trainer.strategy.sharded:
+        return
     states = [trainer.strategy.model_state_dict(trainer.lightning_module)]
     states += [dict(optimizer.state) for optimizer in trainer.optimizers]
     while states:
@@ -231,8 +250,14 @@ def has_nan(trainer: Trainer) -> bool:
     )
 
 
-def read_checkpoint(record: CheckpointRecord, name: str) -> dict[str, Any]:
+def read_checkpoint(
+    record: CheckpointRecord, name: str, *, classes: Sequence[type] = (), mapped: bool = False
+) -> dict[str, Any]:
     """One file of a checkpoint, its size and checksum verified on the way.
+
+    Args:
+        mapped: leave the bytes of tensors in the file until they are used.
+        classes: plain data classes that a strategy's own file has, besides what an encoded state has.
 
     Raises:
         DamagedCheckpointError: in two reads it is not what the manifest says.
@@ -242,16 +267,17 @@ def read_checkpoint(record: CheckpointRecord, name: str) -> dict[str, Any]:
     for file in manifest.files:
         if file.path == name:
             try:
-                state = read_state(
-                    os.path.join(record.path, name),
-                    checksum=file.checksum or None,
-                    size_bytes=file.size_bytes,
-                )
+                with torch.serialization.safe_globals(list(classes)):
+                    state = (map_state if mapped else read_state)(
+                        os.path.join(record.path, name),
+                        checksum=file.checksum or None,
+                        size_bytes=file.size_bytes,
+                    )
             except DamagedCheckpointError as error:
                 if error.damage is not None:
                     error.damage = replace(error.damage, checkpoint=record.path, file=name)
                 raise
-            decoded: dict[str, Any] = decode(state)
+            decoded: dict[str, Any] = state if classes else decode(state)
             return decoded
     raise _bad_manifest(record, f"its manifest lists no {name}")
 
@@ -280,8 +306,12 @@ def _bad_manifest(record: CheckpointRecord, what: str) -> DamagedCheckpointError
     return DamagedCheckpointError(why, hint="Start the same command again.", damage=damage)
 
 
-def restore_weights(trainer: Trainer, state: dict[str, Any]) -> None:
-    """What evaluation needs: hooks, weights, datamodule."""
+def restore_weights(trainer: Trainer, state: dict[str, Any], load: Callable[[], None] | None = None) -> None:
+    """What evaluation needs: hooks, weights, datamodule.
+
+    Args:
+        load: where the weights are not in ``state``, what puts them in.
+    """
     module = trainer.lightning_module
     for callback in trainer.callbacks:
         callback.on_load_checkpoint(trainer, module, state)
@@ -294,9 +324,12 @@ def restore_weights(trainer: Trainer, state: dict[str, Any]) -> None:
             tell=trainer.is_global_zero,
         )
         state["state_dict"] = trained
-    if not isinstance(state.get("state_dict"), dict):
+    if load is not None:
+        load()
+    elif not isinstance(state.get("state_dict"), dict):
         raise IncompatibleError("The checkpoint has no weights (key 'state_dict').")
-    trainer.strategy.load_model_state_dict(module, state["state_dict"])
+    else:
+        trainer.strategy.load_model_state_dict(module, state["state_dict"])
     datamodule = trainer.datamodule
     if datamodule is not None and type(datamodule).__qualname__ in state:
         datamodule.load_state_dict(state[type(datamodule).__qualname__])
@@ -306,11 +339,9 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
     """What training needs beyond :func:`restore_weights`."""
     loop = trainer.fit_loop
     assert loop is not None
-    missing = [
-        key
-        for key in ("callbacks", "loops", "optimizer_states", "lr_schedulers", "ckptrun")
-        if key not in state
-    ]
+    missing = [key for key in ("callbacks", "loops", "lr_schedulers", "ckptrun") if key not in state]
+    if "optimizer_states" not in state and "optimizer_groups" not in state:
+        missing.append("optimizer_states")
     if missing:
         raise IncompatibleError(
             f"Training cannot go on from this checkpoint: it has no {', '.join(missing)}; it holds weights only.",
@@ -320,7 +351,16 @@ def restore_training(trainer: Trainer, state: dict[str, Any], rank_state: dict[s
     _restore_callbacks(trainer, state["callbacks"])
     _restore_precision(trainer, state)
     loop.load_state_dict(state["loops"]["fit_loop"])
-    _restore_optimizers(trainer, state["optimizer_states"])
+    if not trainer.strategy.sharded:
+        _restore_optimizers(trainer, state["optimizer_states"])
+    elif "optimizer_groups" in state:  # all else has come with the weights
+        _restore_groups(trainer, state["optimizer_groups"])
+    else:
+        trainer.context.not_exact(
+            "load_full_weights: the checkpoint is a plain one, of which the optimizer's state cannot be taken over; it "
+            "starts anew.",
+            tell=trainer.is_global_zero,
+        )
     _restore_schedulers(trainer, state["lr_schedulers"])
     changed = check(own.get("configured"), trainer.configured, override=trainer.context.override)
     if changed:
@@ -428,6 +468,12 @@ def _restore_optimizers(trainer: Trainer, states: list[dict[str, Any]]) -> None:
         trainer.strategy.load_optimizer_state_dict(optimizer, state)
 
 
+def _restore_groups(trainer: Trainer, states: list[list[dict[str, Any]]]) -> None:
+    for optimizer, groups in zip(trainer.optimizers, states, strict=False):
+        for group, saved in zip(optimizer.param_groups, groups, strict=False):
+            group.update(saved)
+
+
 def _restore_schedulers(trainer: Trainer, states: list[dict[str, Any]]) -> None:
     if len(states) != len(trainer.lr_scheduler_configs):
         raise IncompatibleError(
@@ -441,8 +487,25 @@ def _restore_schedulers(trainer: Trainer, states: list[dict[str, Any]]) -> None:
             config.scheduler.load_state_dict(state)
 
 
-def read_init_weights(path: str) -> dict[str, Tensor]:
+def zero_weights(folder: str, manifest: Manifest) -> Mapping[str, Tensor]:
+    """The weights of a checkpoint that DeepSpeed wrote, each put together when it is asked for.
+
+    Raises:
+        MisconfigurationException: deepspeed, whose classes are in its files, is not installed.
+    """
+    from ckptrun.deepspeed_config import check_installed
+    from ckptrun.fit.zero_weights import ZeroWeights
+    from ckptrun.strategies.deepspeed import classes_in_files
+
+    check_installed()
+    return ZeroWeights(folder, manifest, manifest.extra["deepspeed"], classes_in_files())
+
+
+def read_init_weights(path: str, *, mapped: bool = False) -> Mapping[str, Tensor]:
     """Weights to begin a fresh start from: a checkpoint's folder, or a file of ``torch.save``.
+
+    Args:
+        mapped: leave their bytes in the file until they are used.
 
     Raises:
         NoCheckpointError: there is nothing at ``path``.
@@ -456,10 +519,12 @@ def read_init_weights(path: str) -> dict[str, Tensor]:
                 f"--init-from {path}: a folder without manifest.json, which is no checkpoint.",
                 hint="Name a checkpoint's folder, such as runs/NAME/checkpoints/00000042-step-00001200, or a file.",
             ) from None
+        if "deepspeed" in manifest.extra:
+            return zero_weights(os.path.abspath(path), manifest)
         record = manifest.to_record(os.path.abspath(path))
-        loaded: Any = read_checkpoint(record, STATE_FILE)
+        loaded: Any = read_checkpoint(record, STATE_FILE, mapped=mapped)
     elif os.path.exists(path):
-        loaded = read_state(path)
+        loaded = map_state(path) if mapped else read_state(path)
     else:
         raise NoCheckpointError(f"--init-from {path}: there is no such file or folder.")
     weights = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None

@@ -17,9 +17,10 @@ import ctypes
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _RETRY_AFTER_S = (0.5, 2.0)
 _WORTH_PREPARING_BYTES = 16 << 20
+_NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class CheckpointWriter:
@@ -46,10 +48,10 @@ class CheckpointWriter:
         error: why the newest save failed, until one succeeds; of a save in flight, once it has ended.
     """
 
-    def __init__(self, context: RankContext, checkpoints_dir: str) -> None:
+    def __init__(self, context: RankContext, checkpoints_dir: str, snapshot: Snapshot | None = None) -> None:
         self._context = context
         self._folder = checkpoints_dir
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot() if snapshot is None else snapshot
         self._saver: AsyncSaver[Manifest | None] = AsyncSaver()
         self._preparing: threading.Thread | None = None
         self._room_said = False
@@ -65,12 +67,14 @@ class CheckpointWriter:
         rank_states: list[Any],
         manifest: Manifest,
         last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        shards: Mapping[str, Any] = _NO_SHARDS,
         *,
         beside_training: bool = False,
     ) -> Manifest | None:
         """Write and commit now.
 
         Args:
+            shards: the content of further files by their path; a strategy's own.
             last_word: as :func:`ckptrun.checkpoint.commit.commit` has it.
             beside_training: training goes on meanwhile, and is to lose as little as can be.
 
@@ -84,7 +88,10 @@ class CheckpointWriter:
         if not manifest.weights_only:
             for rank_state in rank_states:
                 files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
-        return self._commit(name, files, manifest, size_of(state), last_word, past_cache=beside_training)
+        for path, content in shards.items():
+            files[path] = functools.partial(_write_shard, content=content)
+        needed_bytes = size_of(state) + size_of(dict(shards))
+        return self._commit(name, files, manifest, needed_bytes, last_word, past_cache=beside_training)
 
     def begin(
         self,
@@ -95,6 +102,7 @@ class CheckpointWriter:
         *,
         last_word: Callable[[Manifest], Manifest],
         ended: Callable[[Manifest | None], None],
+        shards: Mapping[str, Any] = _NO_SHARDS,
     ) -> None:
         """Copy the state and have it written by a thread; the save before must have been waited for.
 
@@ -109,14 +117,16 @@ class CheckpointWriter:
         self._at_once = None
         try:
             self._prepared()
-            copied, copied_ranks = self._snapshot.take((state, rank_states))
+            copied, copied_ranks, copied_shards = self._snapshot.take((state, rank_states, dict(shards)))
             took_s = time.monotonic() - started
             noted = replace(manifest, save_s=manifest.save_s + took_s)
 
             def work() -> Manifest | None:
                 written = None
                 try:
-                    written = self.write(name, copied, copied_ranks, noted, last_word, beside_training=True)
+                    written = self.write(
+                        name, copied, copied_ranks, noted, last_word, copied_shards, beside_training=True
+                    )
                     return written
                 finally:
                     ended(written)
@@ -125,7 +135,7 @@ class CheckpointWriter:
         except (MemoryError, RuntimeError) as error:  # torch's out-of-memory errors are RuntimeErrors
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
             self._context.say(f"{name} cannot be copied ({reason}): training waits until it is written.")
-            self._at_once = (self.write(name, state, rank_states, manifest, last_word),)
+            self._at_once = (self.write(name, state, rank_states, manifest, last_word, shards),)
             ended(self._at_once[0])
 
     def wait(self) -> Manifest | None:
@@ -152,27 +162,41 @@ class CheckpointWriter:
                     self.error = "another process has taken the run over"
                     self._context.say(f"{name} is not written: {self.error}.")
                     return None
-                written = commit(
-                    self._folder,
-                    name,
-                    files,
-                    manifest,
-                    needed_bytes=needed_bytes,
-                    last_word=last_word,
-                    past_cache=past_cache,
-                )
+                written = self._commit_once(name, files, manifest, needed_bytes, last_word, past_cache)
                 self.error = None
                 return written
             except SaveError as error:
                 self.error = error.message
                 if policy == "stop":
                     raise
-                if wait_s is None:
+                if wait_s is None or not self._worth_another_try():
                     self._context.say(f"{error} Training goes on.")
                     return None
                 self._context.say(f"{error.message} Trying again in {wait_s:g} s.")
                 time.sleep(wait_s)
         return None
+
+    def _commit_once(
+        self,
+        name: str,
+        files: dict[str, Any],
+        manifest: Manifest,
+        needed_bytes: int,
+        last_word: Callable[[Manifest], Manifest],
+        past_cache: bool,
+    ) -> Manifest:
+        return commit(
+            self._folder,
+            name,
+            files,
+            manifest,
+            needed_bytes=needed_bytes,
+            last_word=last_word,
+            past_cache=past_cache,
+        )
+
+    def _worth_another_try(self) -> bool:
+        return True
 
     def _may_save(self) -> bool:
         try:
@@ -215,3 +239,11 @@ class CheckpointWriter:
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
+
+
+def _write_shard(f: BinaryIO, content: Any) -> None:
+    """A text as it is; anything else as a torch file."""
+    if isinstance(content, str):
+        f.write(content.encode())
+    else:
+        write_state(f, content)

@@ -41,6 +41,7 @@ from ckptrun.fit.capture import (
 from ckptrun.fit.checkpoint_writer import CheckpointWriter
 from ckptrun.fit.flight import Flight, PositionKey, Ticket
 from ckptrun.fit.save_books import SaveBooks, noted_again
+from ckptrun.fit.sharded_writer import ShardedWriter
 from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason
 from ckptrun.run.registry import Registry
 
@@ -73,7 +74,7 @@ class CheckpointService:
         self.books = SaveBooks(trainer.context, run, self.catalogue)
         self.head: CheckpointRecord | None = None  # the newest committed checkpoint of this line
         self.resumed: CheckpointRecord | None = None
-        self.writer = CheckpointWriter(trainer.context, run.checkpoints_dir)
+        self.writer = self._make_writer()
         self._flight: Flight | None = None  # on every rank, until all know how it ended
         self.landed = False  # the save in flight has ended and nobody took note; looked at at each boundary
         self._last: _Saved | None = None  # from which training can go on exactly
@@ -83,6 +84,12 @@ class CheckpointService:
         self.alone = False  # another rank has failed: nobody is asked or waited for
         self._highest = self.catalogue.highest_sequence()
         self.boundary_keeper: Callable[[], None] | None = None
+
+    def _make_writer(self) -> CheckpointWriter:
+        context, folder, strategy = self.trainer.context, self.run.checkpoints_dir, self.trainer.strategy
+        if not strategy.sharded:
+            return CheckpointWriter(context, folder)
+        return ShardedWriter(context, folder, strategy, lambda: self.alone)
 
     @property
     def registry(self) -> Registry:
@@ -132,6 +139,48 @@ class CheckpointService:
             return [own]
         return self.trainer.strategy.gather(own) or []
 
+    def _can_save_alone(self) -> bool:
+        """Whether what this rank holds is a checkpoint without the others."""
+        trainer = self.trainer
+        if trainer.world_size == 1 or not trainer.strategy.sharded:
+            return True
+        trainer.context.say("Nothing is saved now: a save needs every rank, and one has failed.")
+        return False
+
+    def _collect(self, step: int, *, weights_only: bool) -> dict[str, Any]:
+        """This rank's files of the strategy's own; none where one rank saves all."""
+        strategy = self.trainer.strategy
+        if not strategy.sharded:
+            return {}
+        tag = _tag(step)
+        files = strategy.collect(tag=tag, weights_only=weights_only)
+        return {**files, "latest": tag} if self._writes else files
+
+    def _begin_to_write(self, flight: Flight, *what: Any, shards: dict[str, Any]) -> None:
+        name = flight.ticket.name
+        if self._writes:
+            self.writer.begin(
+                name,
+                *what,
+                last_word=functools.partial(self._last_word, flight),
+                ended=functools.partial(self._ended, flight),
+                shards=shards,
+            )
+        elif isinstance(self.writer, ShardedWriter):
+            self.writer.begin_to_assist(name, shards)
+
+    def _write(
+        self,
+        name: str,
+        state: dict[str, Any],
+        rank_states: list[Any],
+        manifest: Manifest,
+        shards: dict[str, Any],
+    ) -> Manifest | None:
+        if not self._writes and isinstance(self.writer, ShardedWriter) and not self.alone:
+            self.writer.assist(name, shards)
+        return self._shared(lambda: self.writer.write(name, state, rank_states, manifest, shards=shards))
+
     # -- beginning -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -158,7 +207,7 @@ class CheckpointService:
         """
         state = capture(self.trainer, weights_only=False)
         encode(capture_rank(self.trainer), rank_file(self.trainer.strategy.rank))
-        weights = size_of(state["state_dict"])
+        weights = size_of(state.get("state_dict", dict(self.trainer.lightning_module.named_parameters())))
         expected = max(size_of(state), weights * (3 if self.trainer.optimizers else 1))
         warning = preflight(self.run.checkpoints_dir, expected)
         if warning is not None and self._writes:
@@ -259,7 +308,7 @@ class CheckpointService:
         """
         loop = self.trainer.fit_loop
         assert loop is not None
-        if self.alone and not self._writes:
+        if self.alone and not (self._writes and self._can_save_alone()):
             return False
         if not loop.ready and not ticket.exists:
             return False  # what is restored by half is not saved
@@ -288,24 +337,17 @@ class CheckpointService:
         try:
             rank_states = self._rank_states(boundary)
             state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
+            shards = self._collect(state["global_step"], weights_only=weights_only)
             manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)
             if self.trainer.context.async_save and reason in _IN_THE_BACKGROUND and not self.alone:
                 flight = Flight(
                     ticket, key, owner, size_of(state), self._entries(), self.resumed, [*replaces]
                 )
                 flight.undo += [] if undo is None else [undo]
-                if self._writes:
-                    self.writer.begin(
-                        ticket.name,
-                        state,
-                        rank_states,
-                        manifest,
-                        last_word=functools.partial(self._last_word, flight),
-                        ended=functools.partial(self._ended, flight),
-                    )
+                self._begin_to_write(flight, state, rank_states, manifest, shards=shards)
                 self._flight = flight
             else:
-                written = self._shared(lambda: self.writer.write(ticket.name, state, rank_states, manifest))
+                written = self._write(ticket.name, state, rank_states, manifest, shards)
         finally:
             blocked_s = time.monotonic() - started
             if self._flight is None:
@@ -424,6 +466,8 @@ class CheckpointService:
             return
         record: CheckpointRecord | None = None
         try:
+            if not self._writes and isinstance(self.writer, ShardedWriter):
+                self.writer.wait()  # for this rank's part
             record = self._shared(self._note_end)
         finally:
             self._flight = None
@@ -592,8 +636,17 @@ class CheckpointService:
             job=context.job,
             callbacks=tuple(self._entries()),
             loops={key: position[key] for key in ("epoch", "batch", "point")},
-            extra={"zip_crc": ZIP_CRC},
+            extra={"zip_crc": ZIP_CRC, **self._shards_note(position["global_step"])},
         )
+
+    def _shards_note(self, step: int) -> dict[str, Any]:
+        strategy = self.trainer.strategy
+        return {strategy.name: strategy.shards_note(_tag(step))} if strategy.sharded else {}
+
+
+def _tag(step: int) -> str:
+    """What DeepSpeed calls the checkpoint of a step: the folder with its files."""
+    return f"global_step{step}"
 
 
 def _key_of(position: dict[str, Any]) -> PositionKey:

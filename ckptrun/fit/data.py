@@ -204,6 +204,14 @@ class TrainSource:
         return "sequence" if isinstance(loader, Sequence) else "iterable"
 
     @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch of this rank, where the loader tells."""
+        loader = self._user_loader
+        own = getattr(loader, "batch_size", None)
+        found = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) if own is None else own
+        return int(found) if isinstance(found, int) else None
+
+    @property
     def state_is_in_workers(self) -> bool:
         """Whether the dataset keeps a position that only loader workers know."""
         return state_is_in_workers(self._user_loader)

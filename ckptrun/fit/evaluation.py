@@ -7,10 +7,12 @@ check only.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,13 +64,14 @@ class Evaluation:
 
     def _step_function(self) -> Callable[[Any, int, int], Any]:
         module = self.trainer.lightning_module
-        step = getattr(module, f"{self.kind}_step")
-        parameters = inspect.signature(step).parameters.values()
+        own = getattr(module, f"{self.kind}_step")
+        parameters = inspect.signature(own).parameters.values()
+        step = functools.partial(self.trainer.strategy.evaluation_step, module, own)
         count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             count = 2 if len(self.loaders) == 1 else 3
         if count >= 3:
-            return step  # type: ignore[no-any-return]
+            return step
         if len(self.loaders) > 1:
             raise MisconfigurationException(
                 f"There are {len(self.loaders)} {self.kind} loaders but {self.kind}_step takes {count} arguments.",
@@ -140,8 +143,10 @@ class Evaluation:
         if kind == "predict":
             self.predictions.append(outputs)
         batches = start_iterator(loader)
+        if not math.isinf(limit):
+            batches = itertools.islice(batches, int(limit))
         for batch_idx, fetched in enumerate(
-            batches if math.isinf(limit) else itertools.islice(batches, int(limit))
+            self._in_company(batches) if trainer.strategy.collective_forward else batches
         ):
             if batch_idx == ask_at and batch_idx < last and agreement is not None:
                 ask_at = batch_idx + agreement.ask(since=batch_idx - asked_at)
@@ -152,6 +157,11 @@ class Evaluation:
                 checkpoints.attend()
             if agreement is None and loop is not None and loop.validation is self:
                 loop.serve_saves()
+            if type(fetched) is _OnceMore:
+                with trainer.forward_context():
+                    self.step(trainer.transfer(fetched.batch, index), batch_idx, index)
+                logs.discard_pending()
+                continue
             batch = trainer.transfer(fetched, index)
             logs.batch = batch
             for hook in starts:
@@ -169,5 +179,32 @@ class Evaluation:
         if stop.request is not None:
             raise EvaluationStopped
 
+    def _in_company(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Where a forward pass needs all ranks, one that has no batch left takes part with its last one."""
+        strategy, last = self.trainer.strategy, None
+        while True:
+            batch = next(batches, _NONE_LEFT)
+            if not strategy.agree([batch is not _NONE_LEFT])[0]:
+                return
+            if batch is not _NONE_LEFT:
+                last = batch
+                yield batch
+            elif last is None:
+                raise MisconfigurationException(
+                    f"A rank has no batch at all of a {self.kind} loader, and {strategy.name} needs all ranks in each "
+                    "forward pass.",
+                    hint="Evaluate on at least one batch a rank, or take a smaller batch size.",
+                )
+            else:
+                yield _OnceMore(last)
 
+
+@dataclass(frozen=True)
+class _OnceMore:
+    """A batch that this rank has seen already; what comes of it does not count."""
+
+    batch: Any
+
+
+_NONE_LEFT: Any = object()
 STAGES = {"validation": Stage.VALIDATING, "test": Stage.TESTING, "predict": Stage.PREDICTING}

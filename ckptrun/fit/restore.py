@@ -6,6 +6,7 @@ In two parts, because a strategy may have to be set up in between: weights first
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckptrun.errors import IncompatibleError
@@ -17,6 +18,7 @@ from ckptrun.fit.capture import (
     read_init_weights,
     restore_training,
     restore_weights,
+    zero_weights,
 )
 from ckptrun.fit.clearing import freed
 from ckptrun.fit.random_state import capture_random_state, seed_everything
@@ -33,7 +35,7 @@ def begin_restore(trainer: Trainer) -> dict[str, Any] | None:
     if isinstance(answer, FreshStart):
         if answer.init_from is not None:
             trainer.enter(Stage.RESTORE)
-            weights = read_init_weights(answer.init_from)
+            weights = read_init_weights(answer.init_from, mapped=trainer.strategy.sharded)
             trainer.strategy.load_model_state_dict(trainer.lightning_module, weights)
             trainer.context.say(f"weights from {answer.init_from}; training starts at step 0")
         return None
@@ -47,9 +49,42 @@ def begin_restore(trainer: Trainer) -> dict[str, Any] | None:
     trainer.enter(Stage.RESTORE)
     started = time.monotonic()
     state = read_checkpoint(answer, STATE_FILE)
-    restore_weights(trainer, state)
+    restore_weights(trainer, state, _load_shards(trainer, answer))
     trainer.context.restore_s += time.monotonic() - started
     return state
+
+
+def _load_shards(trainer: Trainer, answer: CheckpointRecord) -> Callable[[], None] | None:
+    """What puts the weights in where they lie in a strategy's own files; None where they lie in ``state.ckpt``.
+
+    Raises:
+        IncompatibleError: training cannot go on from these files, or from weights in one piece, with this strategy.
+    """
+    strategy = trainer.strategy
+    note = manifest_of(answer).extra.get("deepspeed")
+    trains = trainer.state.fn == "fit"
+    if note is None:
+        if trains and strategy.sharded and not strategy.load_full_weights:
+            raise IncompatibleError(
+                f"{answer.name} was not written under the strategy {strategy.name}: it holds the model as a whole.",
+                hint=f"Start a run from its weights: --run NAME --ckpt none --init-from {answer.path}",
+            )
+        return None
+    if trains and not strategy.sharded:
+        raise IncompatibleError(
+            f"{answer.name} was written under the strategy deepspeed; {strategy.name} cannot go on from its files.",
+            hint=f"Start a run from its weights: --run NAME --ckpt none --init-from {answer.path}",
+        )
+    if trains:
+        return lambda: strategy.load_sharded(
+            answer.path,
+            tag=note["tag"],
+            read=lambda path: read_checkpoint(answer, path, classes=strategy.classes()),
+            universal=note.get("universal", False),
+        )
+    return lambda: strategy.load_model_state_dict(
+        trainer.lightning_module, zero_weights(answer.path, manifest_of(answer))
+    )
 
 
 def finish_restore(trainer: Trainer, state: dict[str, Any] | None) -> None:

@@ -8,6 +8,7 @@ The trainer sets up (data, model, strategy, restore), runs the loop of its fn, a
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ckptrun.deepspeed_config import Given
 from ckptrun.errors import CkptrunError, MisconfigurationException, RanksDisagreeError
 from ckptrun.fit.agreement import Agreement, Wish
 from ckptrun.fit.callback import Callback
@@ -203,8 +205,13 @@ class Trainer(TrainerView):
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
             torch.use_deterministic_algorithms(True, warn_only=options.deterministic == "warn")
         self.strategy.setup_environment()
-        self.precision_plugin = make_precision(options.precision, self.strategy.root_device.type)
+        own_precision = fn == "fit" and self.strategy.updates_itself
+        self.precision_plugin = make_precision(
+            "32" if own_precision else options.precision, self.strategy.root_device.type
+        )
         self.agreement = Agreement(self.context.stop, self.strategy) if self.world_size > 1 else None
+        self.strategy.prepare(self.context.say, lambda: self.stop.request is not None)
+        self._check_stop()
         if fn == "fit" and self.context.run is not None and not self.fast_dev_run:
             self.checkpoints = CheckpointService(self, self.context.run)
         if datamodule is not None:
@@ -261,9 +268,61 @@ class Trainer(TrainerView):
                     hint=f"Leave {name} out and do it in training_step.",
                 )
 
+    def _check_updates(self) -> None:
+        """What a strategy that makes the updates itself leaves no room for."""
+        strategy, module = self.strategy, self.lightning_module
+        if not strategy.updates_itself:
+            return
+        if not module.automatic_optimization:
+            raise MisconfigurationException(
+                f"The strategy {strategy.name} makes the updates itself, which leaves no room for manual optimization.",
+                hint="Leave automatic_optimization = False out, or use another strategy.",
+            )
+        for name in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"):
+            if overridden(module, name, Module) is not None:
+                raise MisconfigurationException(
+                    f"{type(module).__name__} overrides {name}, which the strategy {strategy.name} does itself.",
+                    hint=f"Leave {name} out, or use another strategy.",
+                )
+        for callback in self.callbacks:
+            if hasattr(callback, "unswapped_parameters"):
+                raise MisconfigurationException(
+                    f"{type(callback).__name__} does not go together with the strategy {strategy.name}: a rank has "
+                    "perhaps only a part of the weights.",
+                    hint="Leave it out, or use another strategy.",
+                )
+
+    def _check_windows(self) -> None:
+        loop = self.fit_loop
+        if (
+            self.strategy.updates_itself
+            and loop is not None
+            and loop.accumulate > 1
+            and loop.num_batches == math.inf
+        ):
+            raise MisconfigurationException(
+                f"The strategy {self.strategy.name} has to know which batch is the last of an accumulation window, and "
+                "the training data does not tell its length.",
+                hint="Give it a length (__len__), or set trainer.limit_train_batches or accumulate_grad_batches=1.",
+            )
+
+    def _connect_strategy(self, source: TrainSource) -> None:
+        options = self.options
+        self.strategy.connect(
+            Given(
+                accumulate_grad_batches=options.accumulate_grad_batches,
+                gradient_clip_val=options.gradient_clip_val,
+                gradient_clip_algorithm=options.gradient_clip_algorithm,
+                precision=options.precision,
+                world_size=self.strategy.world_size,
+                micro_batch_size=source.batch_size,
+            )
+        )
+
     def _set_up_fit(self, train_dataloaders: Any, val_dataloaders: Any) -> None:
         module = self.lightning_module
         self._check_manual()
+        self._check_updates()
         source = TrainSource(
             self._dataloader("train_dataloader", train_dataloaders),
             seed=self.seed,
@@ -276,15 +335,17 @@ class Trainer(TrainerView):
                 "The training data draws from generators of its own, which are out of reach: their numbers are not "
                 f"those of an undisturbed run after a resume. {', '.join(own)}"
             )
+        self._connect_strategy(source)
         validation = self._validation(val_dataloaders)
         self._new_logs()
         self.fit_loop = FitLoop(self, source, validation)
         self._choose_transfer()
+        self._check_windows()
         self.strategy.place(module)
         state = None if self.strategy.restore_checkpoint_after_setup else begin_restore(self)
-        self.optimizers, self.lr_scheduler_configs = parse_configured(module.configure_optimizers())
+        optimizers, self.lr_scheduler_configs = parse_configured(module.configure_optimizers())
+        self.optimizers = list(self.strategy.setup(module, optimizers, self.lr_scheduler_configs))
         self.configured = configured(self.optimizers, self.lr_scheduler_configs)
-        self.strategy.setup(module, self.optimizers)
         if self.strategy.restore_checkpoint_after_setup:
             state = begin_restore(self)
         finish_restore(self, state)
@@ -578,7 +639,8 @@ class Trainer(TrainerView):
             owner for owner in owners if any(overridden(owner, name, DataHooks) is not None for name in names)
         ]
         self._transfer_hooks = own[0] if own else self.lightning_module
-        self.needs_transfer = bool(own) or self.strategy.root_device.type != "cpu"
+        strategy = self.strategy
+        self.needs_transfer = bool(own) or strategy.root_device.type != "cpu" or strategy.casts
 
     def transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """``batch`` on this rank's device, through the transfer hooks."""
@@ -588,7 +650,7 @@ class Trainer(TrainerView):
         assert hooks is not None
         batch = hooks.on_before_batch_transfer(batch, dataloader_idx)
         batch = hooks.transfer_batch_to_device(batch, self.strategy.root_device, dataloader_idx)
-        return hooks.on_after_batch_transfer(batch, dataloader_idx)
+        return self.strategy.cast(hooks.on_after_batch_transfer(batch, dataloader_idx))
 
     def progress_metrics(self) -> dict[str, float]:
         """For the bar and ``status.json``, from another thread: values that cannot be had now are left out."""

@@ -84,6 +84,8 @@ class AutomaticUpdate:
             step = self._under_autocast(step)
         if self._optimizer is None:
             return lambda batch, index, _begins, _ends: step(batch, index)
+        if self._trainer.strategy.updates_itself:
+            return self._by_strategy(step, self._optimizer)
         forward_backward = self._forward_backward(step, self._optimizer)
         update = (self._with_closure if self._needs_closure else self._directly)(
             forward_backward, self._optimizer
@@ -152,6 +154,40 @@ class AutomaticUpdate:
             return outputs
 
         return forward_backward
+
+    def _by_strategy(self, step: Step, optimizer: Optimizer) -> Update:
+        """Scaling, accumulating, clipping and stepping are the strategy's; the hooks around them are called."""
+        loop, trainer = self._loop, self._trainer
+        module, strategy, hooks = trainer.lightning_module, trainer.strategy, trainer.hooks
+        before_zero, before_step = hooks.get("on_before_zero_grad"), self._before_step_hooks
+        before_backward = hooks.get("on_before_backward")
+        after_backward = hooks.get("on_after_backward")
+
+        def update(batch: Any, index: int, begins: bool, ends: bool) -> Any:
+            strategy.begin_batch(ends_window=ends)
+            outputs = step(batch, index)
+            loss = loss_of(outputs)
+            if loss is None:
+                raise MisconfigurationException(
+                    f"training_step returned None; the strategy {strategy.name} cannot leave a batch out.",
+                    hint="Return a loss of 0 that depends on the parameters, or use another strategy.",
+                )
+            if begins:
+                for hook in before_zero:
+                    hook(optimizer)
+            for hook in before_backward:
+                hook(loss)
+            strategy.backward(loss, module)
+            for hook in after_backward:
+                hook()
+            if ends:
+                for hook in before_step:
+                    hook(optimizer)
+                loop.in_update = True
+            strategy.step()
+            return outputs
+
+        return update
 
     def _directly(self, forward_backward: Callable[..., Any], optimizer: Optimizer) -> Update:
         loop, before_step = self._loop, self._before_step
@@ -232,6 +268,13 @@ class AutomaticUpdate:
         optimizer = self._optimizer
         if optimizer is None:
             return
+        if self._trainer.strategy.updates_itself:
+            raise MisconfigurationException(
+                f"The training data ended inside an accumulation window, after batch {index}; the strategy "
+                f"{self._trainer.strategy.name} has to know beforehand which batch is the last of a window.",
+                hint="Give the loader its true length, drop what does not fill a window, or set "
+                "trainer.accumulate_grad_batches=1.",
+            )
         self._trainer.strategy.sync_gradients(self._trainer.lightning_module)
         if not self._needs_closure:
             self._before_step(optimizer)

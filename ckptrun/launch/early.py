@@ -7,9 +7,10 @@ takes it. Turned down: starting it in the session alone, a quarter of a second l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
-from ckptrun.environment.machine import num_cores
+from ckptrun.environment.machine import num_cores, num_gpus
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.plan import environment_of_ranks
 from ckptrun.records import Fn
@@ -26,7 +27,13 @@ def start_early(fn: Fn, arguments: Sequence[str]) -> None:
     elif num_ranks == 1:
         return
     if num_ranks and _STARTS_NOTHING.isdisjoint(arguments):
-        _waiting.append(ForkServer.start(environment_of_ranks(num_ranks, num_cores=num_cores()), fn=fn))
+        env = environment_of_ranks(
+            num_ranks,
+            num_cores=num_cores(),
+            strategy=_word("--strategy", arguments),
+            num_gpus=num_gpus(os.environ),
+        )
+        _waiting.append(ForkServer.start(env, fn=fn))
 
 
 def take(env: Mapping[str, str], *, method: str, fn: Fn) -> ForkServer:
@@ -47,7 +54,13 @@ def discard() -> None:
 
 def _number(flag: str, arguments: Sequence[str]) -> int:
     """What ``flag`` says; 0 where it is not there, or is not a number."""
-    found = "0"
+    found = _word(flag, arguments)
+    return int(found) if found.isdecimal() else 0
+
+
+def _word(flag: str, arguments: Sequence[str]) -> str:
+    """What ``flag`` says; empty where it is not there."""
+    found = ""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word == "--":
             break
@@ -55,4 +68,4 @@ def _number(flag: str, arguments: Sequence[str]) -> int:
             found = following
         elif word.startswith(f"{flag}="):
             found = word.partition("=")[2]
-    return int(found) if found.isdecimal() else 0
+    return found

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from ckptrun.errors import UsageError
 from ckptrun.records import TaskFacts
 
+_OF_RANKS = ("ddp", "deepspeed")  # strategies whose ranks are always processes of their own
+ALSO_IMPORTED = "CKPTRUN_ALSO_IMPORTED"
+"""Names the strategy whose library the process that ranks are forked from imports too."""
+
 
 @dataclass(frozen=True)
 class LaunchPlan:
@@ -115,13 +119,14 @@ def make_plan(
     if strategy == "auto":
         strategy = "ddp" if num_ranks > 1 or several else "single"
     if launcher == "auto":
-        launcher = "torchrun" if num_ranks > 1 or supervised or watched or strategy == "ddp" else "inline"
+        apart = num_ranks > 1 or supervised or watched or strategy in _OF_RANKS
+        launcher = "torchrun" if apart else "inline"
     if launcher not in ("inline", "torchrun"):
         raise UsageError(
             f"launcher is {launcher!r}; this version has inline and torchrun.",
             hint="Use --launcher torchrun.",
         )
-    if launcher == "inline" and (num_ranks > 1 or strategy == "ddp"):
+    if launcher == "inline" and (num_ranks > 1 or strategy in _OF_RANKS):
         raise UsageError(
             f"the inline launcher runs one rank with the strategy single; asked for are {num_ranks} with {strategy}.",
             hint="Use --launcher torchrun.",
@@ -148,7 +153,9 @@ def make_plan(
         strategy,
         num_ranks,
         tuple(command),
-        environment_of_ranks(num_ranks, num_cores=num_cores, num_threads=num_threads),
+        environment_of_ranks(
+            num_ranks, num_cores=num_cores, num_threads=num_threads, strategy=strategy, num_gpus=num_gpus
+        ),
         tuple(warnings),
         num_hosts,
         rdzv_endpoint if several else None,
@@ -184,6 +191,18 @@ def _hosts_of_tasks(task: TaskFacts, num_hosts: int, num_ranks: int, num_gpus: i
     return task.num_tasks
 
 
-def environment_of_ranks(num_ranks: int, *, num_cores: int, num_threads: int | None = None) -> dict[str, str]:
-    """What must stand in the environment before torch is imported; ``num_threads`` as for :func:`make_plan`."""
-    return {"OMP_NUM_THREADS": str(num_threads or max(1, num_cores // num_ranks))}
+def environment_of_ranks(
+    num_ranks: int,
+    *,
+    num_cores: int,
+    num_threads: int | None = None,
+    strategy: str | None = None,
+    num_gpus: int = 0,
+) -> dict[str, str]:
+    """What must stand in the environment before torch is imported; arguments as for :func:`make_plan`."""
+    env = {"OMP_NUM_THREADS": str(num_threads or max(1, num_cores // num_ranks))}
+    if strategy == "deepspeed":
+        env[ALSO_IMPORTED] = "deepspeed"
+        if num_gpus == 0:
+            env["DS_ACCELERATOR"] = "cpu"  # or it looks for a GPU, and warns that there is none
+    return env

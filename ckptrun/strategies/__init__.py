@@ -7,7 +7,7 @@ from typing import Any
 from ckptrun.errors import MisconfigurationException
 from ckptrun.strategies.strategy import Strategy
 
-AVAILABLE = ("single", "ddp")
+AVAILABLE = ("single", "ddp", "deepspeed")
 
 
 def strategy_from_name(name: str | Strategy, **options: Any) -> Strategy:
@@ -26,6 +26,10 @@ def strategy_from_name(name: str | Strategy, **options: Any) -> Strategy:
         from ckptrun.strategies.ddp import DDPStrategy
 
         return DDPStrategy(**options)
+    if name == "deepspeed":
+        from ckptrun.strategies.deepspeed import DeepSpeedStrategy
+
+        return DeepSpeedStrategy(**options)
     raise MisconfigurationException(
         f"strategy is {name!r}; available in this version: {', '.join(AVAILABLE)}."
     )

@@ -84,7 +84,12 @@ class DDPStrategy(RanksStrategy):
         self._ddp: DistributedDataParallel | None = None
         self._manual = False
 
-    def setup(self, module: TrainedModule, optimizers: Sequence[Optimizer]) -> None:  # noqa: ARG002
+    def setup(
+        self,
+        module: TrainedModule,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any] = (),  # noqa: ARG002
+    ) -> Sequence[Optimizer]:
         """Wrap the training step; from here on weights are those of rank 0 on all ranks."""
         self._manual = not module.automatic_optimization
         if any(parameter.requires_grad for parameter in module.parameters()):
@@ -95,6 +100,7 @@ class DDPStrategy(RanksStrategy):
                 find_unused_parameters=self._manual if self._find_unused is None else self._find_unused,
                 **self._options,
             )
+        return optimizers
 
     def training_step(self, module: TrainedModule, *args: Any) -> Any:
         if self._ddp is None:

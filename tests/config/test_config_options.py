@@ -100,7 +100,6 @@ def test_what_works_now_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("strategy.name=deepspeed", "strategy.name deepspeed is not available yet; now: auto, single, ddp"),
         ("strategy.stage=2", "the strategy single has no option 'stage'; it has: none"),
         ("launch.launcher=srun", "launch.launcher srun is not available yet; now: auto, inline, torchrun"),
     ],

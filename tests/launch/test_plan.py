@@ -34,6 +34,8 @@ def plan(**options: Any) -> Any:
         ({"supervised": True}, "torchrun", "single", "8"),
         ({"launcher": "torchrun"}, "torchrun", "single", "8"),
         ({"num_hosts": 2, "rdzv_endpoint": "h:1"}, "torchrun", "ddp", "8"),
+        ({"strategy": "deepspeed"}, "torchrun", "deepspeed", "8"),
+        ({"strategy": "deepspeed", "num_ranks": 2}, "torchrun", "deepspeed", "4"),
     ],
 )
 def test_plans(options: dict[str, Any], launcher: str, strategy: str, threads: str | None) -> None:
@@ -47,6 +49,7 @@ def test_plans(options: dict[str, Any], launcher: str, strategy: str, threads: s
     [
         ({"launcher": "inline", "num_ranks": 2}, "the inline launcher runs one rank"),
         ({"launcher": "inline", "strategy": "ddp"}, "the inline launcher runs one rank"),
+        ({"launcher": "inline", "strategy": "deepspeed"}, "the inline launcher runs one rank"),
         ({"strategy": "single", "num_ranks": 2}, "the strategy single is for one rank, and 2 are asked for"),
         ({"launcher": "srun"}, "launcher is 'srun'"),
         ({"num_hosts": 2}, "2 hosts are asked for, and no place where they meet"),

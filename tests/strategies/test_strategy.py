@@ -27,7 +27,7 @@ def test_names() -> None:
     own = SingleStrategy()
     assert strategy_from_name(own) is own
     with pytest.raises(
-        MisconfigurationException, match="strategy is 'dpp'; available in this version: single"
+        MisconfigurationException, match="strategy is 'dpp'; available in this version: single, ddp, deep"
     ):
         strategy_from_name("dpp")
 

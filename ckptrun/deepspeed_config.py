@@ -1,0 +1,252 @@
+"""What does DeepSpeed's config say where options of ours say something too?
+
+One value for each thing: what the trainer's options, the strategy's options and the data loader say is put in where the
+config leaves it out or says ``auto``; where it says the same nothing happens; where it says something else it is an
+error that shows both.
+
+    gradient_accumulation_steps               trainer.accumulate_grad_batches
+    gradient_clipping                         trainer.gradient_clip_val
+    bf16.enabled, fp16.enabled                trainer.precision
+    zero_optimization.stage                   strategy.stage
+    zero_optimization.offload_..., buckets    strategy.offload_..., strategy.allgather_bucket_size, ...
+    train_micro_batch_size_per_gpu            the data loader's batch size
+    train_batch_size                          the three above, and the number of ranks
+
+Decision: pure functions over plain values, so that the supervisor can ask before a rank is started. Turned down:
+letting the config win, or the options: either way a number that somebody wrote does nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ckptrun.errors import MisconfigurationException
+
+DEFAULT_STAGE: Final = 2
+STAGES: Final = (0, 1, 2, 3)
+OPTIONS: Final[tuple[str, ...]] = (
+    "config",
+    "stage",
+    "offload_optimizer",
+    "offload_parameters",
+    "allgather_bucket_size",
+    "reduce_bucket_size",
+    "overlap_comm",
+    "contiguous_gradients",
+    "load_full_weights",
+    "process_group_backend",
+    "timeout_s",
+)
+"""Options of the strategy, which stand beside its name."""
+
+_IN_ZERO = ("allgather_bucket_size", "reduce_bucket_size", "overlap_comm", "contiguous_gradients")
+_OFFLOADS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
+_AUTO = "auto"
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is said outside of DeepSpeed's config; None for what is not known yet (``micro_batch_size``)."""
+
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
+    precision: str = "32"
+    world_size: int = 1
+    micro_batch_size: int | None = None
+
+
+def check_installed() -> None:
+    """Look for the package, without importing it.
+
+    Raises:
+        MisconfigurationException: it is not there.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise MisconfigurationException(
+            "The strategy deepspeed needs the package deepspeed, which is not installed: "
+            "pip install 'ckptrun[deepspeed]'."
+        )
+
+
+def stage_of(options: Mapping[str, Any]) -> int:
+    """The ZeRO stage that a strategy's options ask for, in either place.
+
+    Raises:
+        MisconfigurationException: it is no stage, or both places say something and not the same.
+    """
+    return int(merged(options, None)["zero_optimization"]["stage"])
+
+
+def merged(options: Mapping[str, Any], given: Given | None) -> dict[str, Any]:
+    """DeepSpeed's config with everything in its place; ``options`` are the strategy's own.
+
+    Args:
+        given: None leaves out what the trainer and the data loader say.
+
+    Raises:
+        MisconfigurationException: something is said twice and not the same, is wrong, or cannot be served.
+    """
+    config = copy.deepcopy(read_config(options.get("config")))
+    _zero(config, options)
+    _refuse(config)
+    if given is None:
+        return config
+    if given.gradient_clip_algorithm == "value" and given.gradient_clip_val is not None:
+        raise MisconfigurationException(
+            "trainer.gradient_clip_algorithm is 'value'; DeepSpeed clips the norm of all gradients.",
+            hint="Leave it out, or use another strategy.",
+        )
+    accumulate = given.accumulate_grad_batches
+    _settle(config, "gradient_accumulation_steps", accumulate, "trainer.accumulate_grad_batches")
+    clip = 0.0 if given.gradient_clip_val is None else float(given.gradient_clip_val)
+    _settle(config, "gradient_clipping", clip, "trainer.gradient_clip_val", shown=given.gradient_clip_val)
+    for name, precision in (("bf16", "bf16-mixed"), ("fp16", "16-mixed")):
+        wanted = given.precision == precision
+        if wanted or name in config:
+            _settle(config, f"{name}.enabled", wanted, "trainer.precision", shown=given.precision)
+    config.setdefault("zero_allow_untested_optimizer", True)
+    config.setdefault("steps_per_print", 2**31)  # ckptrun has a bar and loggers of its own
+    micro = _micro_batch_size(config, given)
+    if micro is not None:
+        whole = micro * accumulate * given.world_size
+        what = f"{micro} samples a rank and batch x {accumulate} batches x {given.world_size} ranks"
+        _settle(config, "train_batch_size", whole, what)
+    return config
+
+
+def read_config(config: Any) -> dict[str, Any]:
+    """DeepSpeed's own config: a dict as it is, a JSON file's content, nothing for None.
+
+    Raises:
+        MisconfigurationException: it cannot be read, or is no object.
+    """
+    if config is None:
+        return {}
+    if isinstance(config, str):
+        try:
+            with open(config, encoding="utf-8") as file:
+                config = json.load(file)
+        except OSError as error:
+            raise MisconfigurationException(
+                f"strategy.config: {error.filename} cannot be read: {error.strerror}.",
+                hint="Write DeepSpeed's config there as JSON, or as a mapping under strategy.config.",
+            ) from error
+        except ValueError as error:
+            raise MisconfigurationException(f"strategy.config: {config} is no JSON: {error}.") from error
+    if not isinstance(config, Mapping):
+        raise MisconfigurationException(
+            f"strategy.config is {config!r}; expected a mapping, or the name of a JSON file with one."
+        )
+    return dict(config)
+
+
+def _zero(config: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """The options that belong into ``zero_optimization``."""
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise MisconfigurationException(
+            f"the strategy deepspeed has no option {unknown[0]!r}; it has: {', '.join(OPTIONS)}",
+            hint="What DeepSpeed calls otherwise goes under strategy.config.",
+        )
+    stage = options.get("stage")
+    if stage is None:
+        inner = _get(config, "zero_optimization.stage")
+        stage = DEFAULT_STAGE if inner in (_ABSENT, _AUTO) else inner
+    if isinstance(stage, bool) or stage not in STAGES:
+        raise MisconfigurationException(f"strategy.stage is {stage!r}; expected 0, 1, 2 or 3.")
+    _settle(config, "zero_optimization.stage", stage, "strategy.stage")
+    for name in _IN_ZERO:
+        if options.get(name) is not None:
+            _settle(config, f"zero_optimization.{name}", options[name], f"strategy.{name}")
+    for name, inner_name in _OFFLOADS.items():
+        given = options.get(name)
+        if given is None or given is False:
+            continue
+        if given not in (True, "cpu") and not isinstance(given, Mapping):
+            raise MisconfigurationException(
+                f"strategy.{name} is {given!r}; expected true, cpu, or DeepSpeed's mapping."
+            )
+        wanted = dict(given) if isinstance(given, Mapping) else {"device": "cpu"}
+        _settle(config, f"zero_optimization.{inner_name}", wanted, f"strategy.{name}")
+    if "offload_optimizer" in config["zero_optimization"]:
+        # An optimizer of torch's, stepped on the CPU, is slower there than DeepSpeed's and not wrong.
+        config.setdefault("zero_force_ds_cpu_optimizer", False)
+
+
+_REFUSED = (
+    ("checkpoint.use_node_local_storage", True, "a checkpoint's shards have to lie in the run's folder"),
+    ("elasticity.enabled", True, "ckptrun decides which ranks take part"),
+    ("managed_gradient_accumulation", False, "trainer.accumulate_grad_batches says how batches accumulate"),
+    ("checkpoint.load_universal", True, "ckptrun says when a checkpoint is one"),
+)
+
+
+def _refuse(config: Mapping[str, Any]) -> None:
+    for path, value, why in _REFUSED:
+        if _get(config, path) == value:
+            raise MisconfigurationException(
+                f"strategy.config has {path}: {value!r}; {why}.", hint="Leave it out."
+            )
+    for name in ("offload_optimizer", "offload_param"):
+        if _get(config, f"zero_optimization.{name}.device") == "nvme":
+            raise MisconfigurationException(
+                f"strategy.config has zero_optimization.{name}.device: 'nvme', which is not available yet: a save "
+                "would have to copy what lies on that disk.",
+                hint="Use cpu.",
+            )
+
+
+def _micro_batch_size(config: dict[str, Any], given: Given) -> int | None:
+    key = "train_micro_batch_size_per_gpu"
+    inner = _get(config, key)
+    if given.micro_batch_size is not None:
+        _settle(config, key, given.micro_batch_size, "the data loader's batch size")
+        return given.micro_batch_size
+    if inner in (_ABSENT, _AUTO):
+        config.pop(key, None)
+        return None
+    return int(inner)
+
+
+def _settle(config: dict[str, Any], path: str, value: Any, whose: str, *, shown: Any = _ABSENT) -> None:
+    """Put ``value`` in its place, unless the config has it there already.
+
+    Raises:
+        MisconfigurationException: the config has something else there.
+    """
+    found = _get(config, path)
+    if found is _ABSENT or found == _AUTO:
+        *outer, name = path.split(".")
+        inner = config
+        for part in outer:
+            below = inner.get(part)
+            if not isinstance(below, dict):
+                if below not in (None, _AUTO):
+                    raise MisconfigurationException(
+                        f"strategy.config has {part}: {below!r}; expected a mapping."
+                    )
+                below = inner[part] = {}
+            inner = below
+        inner[name] = value
+    elif found != value or isinstance(found, bool) != isinstance(value, bool):
+        given = value if shown is _ABSENT else shown
+        raise MisconfigurationException(
+            f"strategy.config has {path}: {found!r}, and {whose} is {given!r}.",
+            hint=f"Make them the same, or leave {path} out of strategy.config.",
+        )
+
+
+def _get(config: Mapping[str, Any], path: str) -> Any:
+    found: Any = config
+    for part in path.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return _ABSENT
+        found = found[part]
+    return found

@@ -1,0 +1,95 @@
+"""How does a checkpoint get to the disk of which every rank writes a part?
+
+As :mod:`ckptrun.fit.checkpoint_writer` has it, on every rank: each copies its part and writes it in a thread,
+while rank 0 commits once it has heard of all (:mod:`ckptrun.fit.shards`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptrun.checkpoint.commit import commit
+from ckptrun.checkpoint.manifest import Manifest
+from ckptrun.checkpoint.snapshot import Snapshot
+from ckptrun.fit.checkpoint_writer import CheckpointWriter
+from ckptrun.fit.shards import Gathering, assist
+from ckptrun.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from ckptrun.fit.context import RankContext
+
+
+class ShardedWriter(CheckpointWriter):
+    """Writes one checkpoint at a time, together with the writers of the other ranks.
+
+    Args:
+        failed: whether a rank has failed, so that not all can be waited for.
+    """
+
+    def __init__(
+        self, context: RankContext, checkpoints_dir: str, strategy: Strategy, failed: Callable[[], bool]
+    ) -> None:
+        super().__init__(context, checkpoints_dir, Snapshot(strategy.classes()))
+        self._strategy = strategy
+        self._failed = failed
+        self._gathering: Gathering | None = None
+
+    def _commit(
+        self,
+        name: str,
+        files: dict[str, Any],
+        manifest: Manifest,
+        needed_bytes: int,
+        last_word: Callable[[Manifest], Manifest],
+        *,
+        past_cache: bool,
+    ) -> Manifest | None:
+        if self._gathering is not None:
+            self._gathering.forget()
+        self._gathering = Gathering(self._strategy, name, self._failed)
+        try:
+            needed_bytes *= self._strategy.world_size
+            return super()._commit(name, files, manifest, needed_bytes, last_word, past_cache=past_cache)
+        finally:
+            self._gathering.end()
+
+    def _commit_once(
+        self,
+        name: str,
+        files: dict[str, Any],
+        manifest: Manifest,
+        needed_bytes: int,
+        last_word: Callable[[Manifest], Manifest],
+        past_cache: bool,
+    ) -> Manifest:
+        return commit(
+            self._folder,
+            name,
+            files,
+            manifest,
+            needed_bytes=needed_bytes,
+            last_word=last_word,
+            past_cache=past_cache,
+            others=self._gathering,
+        )
+
+    def _worth_another_try(self) -> bool:
+        return not self._failed()
+
+    def assist(self, name: str, shards: Mapping[str, Any]) -> None:
+        """Take part in the save ``name`` of rank 0, now.
+
+        Raises:
+            SaveError: a rank has failed.
+        """
+        assist(self._strategy, name, shards, self._failed)
+
+    def begin_to_assist(self, name: str, shards: Mapping[str, Any]) -> None:
+        """Copy this rank's part and have it written by a thread."""
+        copied = self._snapshot.take(dict(shards))
+
+        def work() -> None:
+            assist(self._strategy, name, copied, self._failed)
+
+        self._saver.submit(work)

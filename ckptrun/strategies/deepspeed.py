@@ -1,0 +1,432 @@
+"""How does a model meet the hardware when DeepSpeed trains it? Its engine shards what ZeRO says, and makes the updates.
+
+    training_step   through engine(...), so that stage 3 gathers what a forward pass needs
+    backward, step  engine.backward, engine.step: it scales, accumulates, clips and steps
+    save            the engine's own files, taken from it as they would be written (:meth:`collect`)
+    restore         engine.load_checkpoint, which is handed those files as they are read (:meth:`load_sharded`)
+
+The engine wraps the user's module itself, so that weights keep their names; for the length of one call the module's
+``forward`` is ``training_step``. Reading and writing go through a checkpoint engine of ours in place of DeepSpeed's, so
+that a save can be copied first and written in the background, is hashed on its way, and is read as everything else:
+verified, and with ``weights_only=True``.
+
+Facts: deepspeed.initialize, DeepSpeedEngine (set_gradient_accumulation_boundary, save_checkpoint, load_checkpoint),
+deepspeed.runtime.checkpoint_engine (save and load are all that touch files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ckptrun.deepspeed_config import OPTIONS, Given, check_installed, merged
+from ckptrun.errors import IncompatibleError, MisconfigurationException
+from ckptrun.strategies.deepspeed_ops import compile_op, find_ninja, not_compiled
+from ckptrun.strategies.ranks import RanksStrategy
+from ckptrun.strategies.strategy import TrainedModule, shapes_of
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_NOWHERE = "/ckptrun"  # what the engine believes to write to
+_LOOK_EVERY_S = 0.02
+
+
+class DeepSpeedStrategy(RanksStrategy):
+    """Training with DeepSpeed's engine, ZeRO stages 0 to 3.
+
+    Args:
+        config: DeepSpeed's own config, a mapping or the name of a JSON file.
+        stage: the ZeRO stage; 2 where neither this nor the config says.
+        options: the others of :data:`ckptrun.deepspeed_config.OPTIONS`.
+
+    Raises:
+        MisconfigurationException: deepspeed is not installed, or the options cannot be served.
+    """
+
+    name = "deepspeed"
+    restore_checkpoint_after_setup = True
+    own_buffers = True
+    takes_compiled = False
+    updates_itself = True
+    sharded = True
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        local_rank: int = 0,
+        world_size: int = 1,
+        process_group_backend: str | None = None,
+        timeout_s: float = 1800.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            process_group_backend=process_group_backend,
+            timeout_s=timeout_s,
+        )
+        check_installed()
+        self.load_full_weights = bool(options.pop("load_full_weights", False))
+        self._options = {name: options[name] for name in OPTIONS if name in options}
+        self._options |= options  # an unknown one is told of by ``merged``
+        self._config = merged(self._options, None)
+        self.stage = int(self._config["zero_optimization"]["stage"])
+        self._half: torch.dtype | None = None
+        self._engine: Any = None
+
+    # -- set-up --------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        find_ninja()
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        # About calls between torch and DeepSpeed, which no user can change.
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+
+    def prepare(self, say: Callable[[str], None], stop_requested: Callable[[], bool]) -> None:
+        """Have DeepSpeed's operations compiled, by the first rank of each host, while the others wait."""
+        host = os.environ.get("GROUP_RANK", os.environ.get("CROSS_RANK", "0"))
+        done = f"ops/{host}"
+        if self.local_rank != 0:
+            while self.look(done) is None and not stop_requested():
+                time.sleep(_LOOK_EVERY_S)
+            return
+        for name in not_compiled(self._config):
+            say(
+                f"DeepSpeed compiles its operation {name.removesuffix('Builder')}, once on this machine: half a minute "
+                "or more"
+            )
+            if not compile_op(name, stop_requested):
+                return
+        self.post(done, b"1")
+
+    def connect(self, given: Given) -> None:
+        """Take what the trainer's options and the data loader say of updates.
+
+        Raises:
+            MisconfigurationException: DeepSpeed's config says something else.
+        """
+        self._config = merged(self._options, given)
+        self._half = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(given.precision)
+
+    def setup(
+        self, module: TrainedModule, optimizers: Sequence[Optimizer], schedulers: Sequence[Any] = ()
+    ) -> Sequence[Optimizer]:
+        """Make the engine; weights are those of rank 0 from here on, and with stage 3 in parts on all ranks."""
+        import deepspeed
+        from deepspeed.runtime.config import DeepSpeedConfigError
+        from deepspeed.runtime.zero.utils import ZeRORuntimeException
+
+        self._check_optimizers(optimizers, schedulers)
+        arguments: dict[str, Any] = {"model": module, "config": self._config, "dist_init_required": False}
+        if optimizers:
+            arguments["optimizer"] = optimizers[0]
+        else:
+            arguments["model_parameters"] = [p for p in module.parameters() if p.requires_grad]
+        with _in_silence():
+            backend = self._backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
+            deepspeed.init_distributed(
+                backend, auto_mpi_discovery=False, timeout=self._timeout, verbose=False
+            )
+            try:
+                self._engine, *_ = deepspeed.initialize(**arguments)
+            except (ValueError, AssertionError, DeepSpeedConfigError, ZeRORuntimeException) as error:
+                raise MisconfigurationException(f"DeepSpeed refuses this set-up: {error}") from error
+        return optimizers or [_innermost(self._engine.optimizer)]
+
+    def _check_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+        for name, own in (("optimizer", optimizers), ("scheduler", schedulers)):
+            inner = self._config.get(name)
+            if inner is not None and own:
+                kind = type(getattr(own[0], "scheduler", own[0])).__name__
+                raise MisconfigurationException(
+                    f"configure_optimizers returned {kind}, and strategy.config has {name}: "
+                    f"{inner.get('type', inner)!r}.",
+                    hint="Leave one of them out.",
+                )
+        if len(optimizers) > 1:
+            raise MisconfigurationException(
+                f"configure_optimizers returned {len(optimizers)} optimizers; DeepSpeed trains with one.",
+                hint="Return one, or use another strategy.",
+            )
+        if not optimizers and "optimizer" not in self._config:
+            raise MisconfigurationException(
+                "There is no optimizer: configure_optimizers returned none, and strategy.config has none.",
+                hint="Return one from configure_optimizers, or set strategy.config.optimizer.",
+            )
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def training_step(self, module: TrainedModule, *args: Any) -> Any:
+        return self._through_engine(module, module.training_step, args)
+
+    def evaluation_step(self, module: Any, step: Callable[..., Any], *args: Any) -> Any:
+        if self._engine is None:
+            return step(*args)
+        return self._through_engine(module, step, args)
+
+    def _through_engine(self, module: Any, step: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """``step`` as the module's ``forward`` for one call, around which the engine does what it has to."""
+        own = module.__dict__
+        before = own.get("forward")
+
+        def forward(*inner: Any) -> Any:
+            put_back()
+            return step(*inner)
+
+        def put_back() -> None:
+            own.pop("forward", None)
+            if before is not None:
+                own["forward"] = before
+
+        own["forward"] = forward
+        try:
+            return self._engine(*args)
+        finally:
+            put_back()
+
+    @property
+    def collective_forward(self) -> bool:  # type: ignore[override]
+        return self._engine is not None and self.stage == 3
+
+    def begin_batch(self, *, ends_window: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(ends_window)
+
+    def backward(self, loss: Tensor, module: TrainedModule, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self._engine.backward(loss, *args, **kwargs)
+
+    def step(self) -> None:
+        self._engine.step()
+
+    @property
+    def in_step(self) -> bool:
+        return True
+
+    @property
+    def casts(self) -> bool:  # type: ignore[override]
+        return self._half is not None
+
+    def cast(self, batch: Any) -> Any:
+        """The batch's floating point tensors in the precision of the engine's weights."""
+        if self._half is None or self._engine is None:
+            return batch
+        return _cast(batch, self._half)
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def model_state_dict(self, module: TrainedModule) -> dict[str, Any]:
+        if self._engine is None:
+            return super().model_state_dict(module)
+        raise MisconfigurationException(
+            "Under the strategy deepspeed all ranks save weights, in DeepSpeed's files; they cannot be had as one "
+            "state_dict."
+        )
+
+    def collect(self, *, tag: str, weights_only: bool) -> dict[str, Any]:
+        """What the engine would write now on this rank: each file's path inside the checkpoint and its content. Tensors
+        are not copied. All ranks have to call it."""
+        engine = self._engine
+        collector = _collector(weights_only=weights_only)
+        before, engine.checkpoint_engine = engine.checkpoint_engine, collector
+        engine._copy_recovery_script = lambda _: None
+        try:
+            with torch.no_grad():
+                engine.save_checkpoint(_NOWHERE, tag=tag, save_latest=False)
+        finally:
+            engine.checkpoint_engine = before
+            del engine._copy_recovery_script
+        return {os.path.relpath(path, _NOWHERE): state for path, state in collector.files.items()}
+
+    def shards_note(self, tag: str) -> dict[str, Any]:
+        from deepspeed import __version__
+
+        return {"stage": self.stage, "tag": tag, "universal": False, "version": __version__}
+
+    def load_sharded(
+        self, folder: str, *, tag: str, read: Callable[[str], Any], universal: bool = False
+    ) -> None:
+        """Put back what :meth:`collect` gave, or what DeepSpeed's converter made of it.
+
+        Args:
+            folder: the checkpoint.
+            read: gives the verified content of a file, by its path inside the checkpoint.
+
+        Raises:
+            IncompatibleError: the weights do not fit the model.
+        """
+        engine = self._engine
+        engine.checkpoint_engine = _reader(lambda path: read(os.path.relpath(path, folder)))
+        engine._config.load_universal_checkpoint = universal
+        try:
+            with _in_silence():
+                path, _ = engine.load_checkpoint(folder, tag=tag)
+        except (RuntimeError, KeyError, AssertionError) as error:
+            first = str(error).strip().replace("\n\t", " ").split("\n", 1)[0]
+            raise IncompatibleError(
+                f"DeepSpeed cannot load {folder}: {type(error).__name__}: {first}",
+                hint="Use the model and the optimizer it was trained with, or start another run from its weights "
+                "(--run NAME --init-from PATH).",
+            ) from error
+        finally:
+            engine._config.load_universal_checkpoint = False
+        if path is None:
+            raise IncompatibleError(f"DeepSpeed finds no checkpoint of its own in {folder}.")
+
+    def load_model_state_dict(self, module: TrainedModule, state: Mapping[str, Any]) -> None:
+        """Weights from a plain checkpoint, each parameter as a whole only while it is put in."""
+        if self._engine is None:
+            super().load_model_state_dict(module, dict(state))
+            return
+        self._check_names(module, state)
+        for name, parameter in module.named_parameters():  # type: ignore[attr-defined]
+            with self._whole(parameter), torch.no_grad():
+                if self.rank == 0 or not hasattr(parameter, "ds_id"):
+                    parameter.copy_(state[name])
+        for name, buffer in module.named_buffers():  # type: ignore[attr-defined]
+            if name in state:
+                buffer.copy_(state[name])
+        self._renew_masters()
+
+    def _check_names(self, module: Any, state: Mapping[str, Any]) -> None:
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in module.named_parameters()}
+        given = shapes_of(state)
+        wrong = [name for name in shapes if given.get(name) != shapes[name]]
+        known = {*shapes, *module.state_dict()}
+        wrong += [name for name in state if name not in known]
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise IncompatibleError(
+                f"The weights do not fit the model: {', '.join(wrong[:5])}{more} are missing, of another shape, or not "
+                "the model's.",
+                hint="Use the model they were trained with.",
+            )
+
+    def _whole(self, parameter: Any) -> contextlib.AbstractContextManager[Any]:
+        """The parameter as a whole on every rank; what rank 0 makes of it counts."""
+        if not hasattr(parameter, "ds_id"):
+            return contextlib.nullcontext()
+        import deepspeed
+
+        gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+            [parameter], modifier_rank=0
+        )
+        return gathered
+
+    def _renew_masters(self) -> None:
+        """What the optimizer keeps of the weights in full precision follows from them."""
+        optimizer = self._engine.optimizer
+        for name in ("refresh_fp32_params", "_restore_from_bit16_weights"):
+            if hasattr(optimizer, name):
+                getattr(optimizer, name)()
+                return
+
+    # -- end -------------------------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with _in_silence():
+                engine.destroy()
+
+    def classes(self) -> list[type]:
+        return classes_in_files()
+
+
+def classes_in_files() -> list[type]:
+    """What occurs in the engine's files besides tensors and plain values; plain data all of them."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+
+
+def _collector(*, weights_only: bool) -> Any:
+    """In place of DeepSpeed's checkpoint engine: keeps what is to be saved."""
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+    class Collector(CheckpointEngine):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.files: dict[str, Any] = {}
+
+        def create(self, info: Any) -> None: ...
+        def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
+
+        def commit(self, info: Any) -> bool:  # noqa: ARG002
+            return True
+
+        def save(self, state_dict: Any, path: str) -> None:
+            self.files[path] = _weights_of(state_dict) if weights_only else state_dict
+
+        def load(self, path: str, map_location: Any = None) -> Any:
+            raise NotImplementedError
+
+    return Collector()
+
+
+def _reader(read: Callable[[str], Any]) -> Any:
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+    class Reader(CheckpointEngine):  # type: ignore[misc]
+        def create(self, info: Any) -> None: ...
+
+        def commit(self, info: Any) -> bool:  # noqa: ARG002
+            return True
+
+        def save(self, state_dict: Any, path: str) -> None:
+            raise NotImplementedError
+
+        def load(self, path: str, map_location: Any = None) -> Any:  # noqa: ARG002
+            return read(path)
+
+    return Reader()
+
+
+_MOMENTS = ("base_optimizer_state", "optimizer_state_dict")
+
+
+def _weights_of(state: dict[str, Any]) -> dict[str, Any]:
+    """A file of the engine without what only an optimizer needs; weights in full precision stay."""
+    inner = state.get("optimizer_state_dict")
+    if isinstance(inner, dict):
+        return {**state, "optimizer_state_dict": {k: v for k, v in inner.items() if k not in _MOMENTS}}
+    return {**state, "optimizer": None, "lr_scheduler": None}
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer of torch's kind inside of the engine's wrappers."""
+    while not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cast(item, dtype) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """What DeepSpeed prints while it is set up is of no use to anybody."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

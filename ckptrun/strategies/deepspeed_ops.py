@@ -1,0 +1,143 @@
+"""Which operations of DeepSpeed have to be compiled on this machine before anything can be trained?
+
+DeepSpeed compiles what it needs with g++ and ninja when it is first used, for half a minute or more, and nobody can
+stop it: whoever imports what comes of it waits. So it is compiled here beforehand, by a process of its own that ends
+at once when a stop comes, and it is said.
+
+Facts: ``torch.utils.cpp_extension`` keeps what it compiles in a folder for each operation, where a file ``lock`` makes
+the others wait; one that a killed compiler left there makes them wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptrun.errors import MisconfigurationException
+from ckptrun.processes import process_stat
+
+_LOOK_EVERY_S = 0.05
+_LOCK = "lock"
+_COMPILE = (
+    "import os, sys\n"
+    "from deepspeed.accelerator import get_accelerator\n"
+    "get_accelerator().create_op_builder(sys.argv[1]).load(verbose=False)\n"
+)
+
+
+def find_ninja() -> None:
+    """Put the ``ninja`` that was installed beside this Python on the path, where no other is there."""
+    if shutil.which("ninja") is None:
+        beside = os.path.dirname(sys.executable)
+        if os.path.exists(os.path.join(beside, "ninja")):
+            os.environ["PATH"] = f"{os.environ.get('PATH', '')}{os.pathsep}{beside}"
+
+
+def not_compiled(config: Mapping[str, Any]) -> list[str]:
+    """Names of the builders whose operation is needed for this config and was not compiled yet."""
+    from deepspeed.accelerator import get_accelerator
+
+    found = []
+    for name in _needed(config, on_cpu=get_accelerator().device_name() == "cpu"):
+        builder = get_accelerator().create_op_builder(name)
+        if builder is None or not builder.is_compatible(verbose=False):
+            continue  # DeepSpeed does without, or says itself what is missing
+        folder = _folder(builder.name)
+        if not os.path.exists(os.path.join(folder, f"{builder.name}.so")) or _is_locked(folder):
+            found.append(name)
+    return found
+
+
+def _needed(config: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
+    names = ["ShareMemCommBuilder"] if on_cpu else []
+    optimizer = config.get("optimizer") or {}
+    kind = str(optimizer.get("type", "")).lower()
+    offloaded = "offload_optimizer" in config.get("zero_optimization", {})
+    if kind in ("adam", "adamw") and not optimizer.get("params", {}).get("torch_adam"):
+        names.append("CPUAdamBuilder" if offloaded else "FusedAdamBuilder")
+    elif kind == "lion":
+        names.append("CPULionBuilder" if offloaded else "FusedLionBuilder")
+    elif kind == "adagrad" and offloaded:
+        names.append("CPUAdagradBuilder")
+    elif kind == "lamb":
+        names.append("FusedLambBuilder")
+    return names
+
+
+def compile_op(name: str, stop_requested: Callable[[], bool]) -> bool:
+    """Compile one builder's operation; False where a stop came first, which leaves nothing behind.
+
+    Raises:
+        MisconfigurationException: it does not compile.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    folder = _folder(get_accelerator().create_op_builder(name).name)
+    if _is_locked(folder) and not _somebody_compiles(folder):
+        os.unlink(os.path.join(folder, _LOCK))
+    was_locked = _is_locked(folder)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _COMPILE, name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
+    try:
+        while True:
+            try:
+                said, _ = process.communicate(timeout=_LOOK_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                if stop_requested():
+                    return False
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+            process.communicate()
+            if not was_locked:
+                _unlock(folder)
+    if process.returncode != 0:
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise MisconfigurationException(
+            f"DeepSpeed's operation {name.removesuffix('Builder')} does not compile: {lines[-1] if lines else ''}",
+            hint="It needs g++, ninja and Python's headers; `ds_report` tells what is missing.",
+        )
+    return True
+
+
+def _folder(name: str) -> str:
+    from torch.utils.cpp_extension import _get_build_directory
+
+    return str(_get_build_directory(name, verbose=False))
+
+
+def _is_locked(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, _LOCK))
+
+
+def _unlock(folder: str) -> None:
+    try:
+        os.unlink(os.path.join(folder, _LOCK))
+    except FileNotFoundError:
+        pass
+
+
+def _somebody_compiles(folder: str) -> bool:
+    """Whether a process of this machine works in that folder, or is about to."""
+    began = time.time() - os.stat(folder).st_mtime
+    if began < 2.0:
+        return True
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.path.realpath(os.readlink(f"/proc/{pid}/cwd")) == os.path.realpath(folder):
+                stat = process_stat(int(pid))
+                return stat is not None
+        except OSError:
+            continue
+    return False
