@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from ckptrun.launch.hosts import Hosts
 
 _FIRST_TASK_ENDS_S = 5.0
+_IN_PROCESSES = ("torchrun", "deepspeed")  # launchers whose ranks are processes of their own
 _FORCED_END_S = 10.0  # far more than a forced end takes
 _NO_RESTART_HELPS = (
     2,
@@ -176,7 +177,7 @@ def run_session(spec: SessionSpec) -> SessionResult:
         CkptrunError: nothing was started, and there is no resolution that could say why.
     """
     spec.listener.grace_s = spec.grace_s
-    if spec.plan.launcher == "torchrun":
+    if spec.plan.launcher in _IN_PROCESSES:
         _start_fork_server(spec)
     try:
         return _run(spec) if spec.plan.num_hosts == 1 else _run_on_several_hosts(spec)
@@ -259,7 +260,9 @@ def _work(spec: SessionSpec) -> SessionResult:
 def _start_fork_server(spec: SessionSpec) -> ForkServer:
     """The one that ranks come from, a new one where need be. It imports torch while the checkpoint is chosen."""
     if spec.fork_server is None or spec.fork_server.closed:
-        spec.fork_server = take(spec.plan.env, method=spec.start_method, fn=spec.fn)
+        # What DeepSpeed's launcher starts imports for itself; only something has to own it.
+        method = "spawn" if spec.plan.launcher == "deepspeed" else spec.start_method
+        spec.fork_server = take(spec.plan.env, method=method, fn=spec.fn)
     return spec.fork_server
 
 
@@ -511,7 +514,7 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
 
 def _ready_again(spec: SessionSpec) -> bool:
     """Get what ranks need once more: a server to come from, and the other hosts. False where those do not come."""
-    if spec.plan.launcher == "torchrun":
+    if spec.plan.launcher in _IN_PROCESSES:
         _start_fork_server(spec)
     return spec.hosts is None or spec.hosts.meet_again(_start_fork_server(spec), spec.echo)
 
@@ -875,6 +878,7 @@ def _torchrun(
         dump_with=dump_with,
         hosts=spec.hosts,
         local=spec.plan.local,
+        plan=spec.plan,
     )
 
 

@@ -50,6 +50,8 @@ MARKED = (
     # torch's own elastic agent, and the server that forks ranks with torch loaded.
     "ckptrun.launch.elastic_agent",
     "ckptrun.launch.fork_server",
+    # What DeepSpeed's launcher starts, which makes the store that ranks meet at.
+    "ckptrun.launch.deepspeed_rank",
     "ckptrun.checkpoint.safe_classes",
     "ckptrun.checkpoint.safe_codec",
     "ckptrun.checkpoint.safe_state",

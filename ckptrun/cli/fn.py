@@ -27,6 +27,7 @@ from ckptrun.cli.settle import Settled, settle_fn
 from ckptrun.config.support import check_supported
 from ckptrun.config.yaml_format import dump
 from ckptrun.errors import UsageError
+from ckptrun.launch.deepspeed_command import DeepSpeedOptions
 from ckptrun.launch.plan import LaunchPlan, make_plan
 from ckptrun.launch.requeue import Policy
 from ckptrun.launch.walltime import Walltime
@@ -153,7 +154,8 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
 
     config = settled.config
     task = task_facts(slurm_env, at_terminal=os.isatty(0))
-    asks_for_gpus = config.launch.nproc != 1 or task is not None or config.strategy.name == "deepspeed"
+    deepspeed = "deepspeed" in (config.strategy.name, config.launch.launcher)
+    asks_for_gpus = config.launch.nproc != 1 or task is not None or deepspeed
     gpus = num_gpus(os.environ) if asks_for_gpus else 0
     one_each = config.launch.nproc == "auto" and task is not None and task.is_rank
     plan = make_plan(
@@ -174,10 +176,25 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
         rdzv_endpoint=config.launch.rdzv_endpoint,
         rdzv_timeout_s=config.launch.rdzv_timeout_s,
         task=task,
+        deepspeed=DeepSpeedOptions(
+            hostfile=config.launch.hostfile,
+            include=config.launch.include,
+            exclude=config.launch.exclude,
+            backend=config.launch.deepspeed_launcher,
+            master_addr=config.launch.master_addr,
+            further=config.launch.deepspeed_args,
+        ),
+        control=_control_file(settled),
     )
     for text in plan.warnings:
         note(f"ckptrun: warning: {text}")
     return plan
+
+
+def _control_file(settled: Settled) -> str:
+    """Where ranks that DeepSpeed starts find this process; of a fit there is one, of evaluations there may be many."""
+    which = "fit" if settled.fn == "fit" else f"{settled.fn}-{os.getpid()}"
+    return os.path.join(settled.folder.control_dir, f"deepspeed-{which}.json")
 
 
 def tell_resolution(resolution: Resolution) -> None:

@@ -185,6 +185,20 @@ class LaunchOptions:
     rdzv_timeout_s: float = _option(
         600.0, "seconds within which all hosts must have come there", check=_at_least(1)
     )
+    hostfile: str | None = _option(
+        None, "hosts and their slots for the launcher deepspeed; null takes /job/hostfile where there is one"
+    )
+    include: str | None = _option(
+        None, "of the launcher deepspeed: the hosts and slots to use, e.g. host1@host2:0,2"
+    )
+    exclude: str | None = _option(None, "of the launcher deepspeed: the hosts and slots not to use")
+    deepspeed_launcher: Literal["pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"] | None = _option(
+        None, "by what the launcher deepspeed reaches several hosts; null is pdsh"
+    )
+    deepspeed_args: str | None = _option(
+        None, "further arguments of the command deepspeed, as a shell has them"
+    )
+    master_addr: str | None = _option(None, "of the launcher deepspeed: the first host's address")
     grace_s: float | None = _option(
         None,
         "seconds that a stop may take before it is forced; null is 30 (--grace-s)",

@@ -15,7 +15,7 @@ from ckptrun.errors import ConfigError, MisconfigurationException
 
 _AVAILABLE = {
     "strategy.name": ("auto", "single", "ddp", "deepspeed"),
-    "launch.launcher": ("auto", "inline", "torchrun"),
+    "launch.launcher": ("auto", "inline", "torchrun", "deepspeed"),
 }
 
 
@@ -55,7 +55,7 @@ def check_supported(config: RunConfig) -> None:
     """
     for each in unsupported(config):
         raise ConfigError(each.message, place=each.place)
-    if config.strategy.name == "deepspeed":
+    if _strategy(config) == "deepspeed":
         _check_deepspeed(config)
 
 
@@ -83,6 +83,8 @@ def _strategy(config: RunConfig) -> str:
     """The strategy that will run: more than one rank runs with ddp where none is chosen."""
     if config.strategy.name != "auto":
         return config.strategy.name
+    if config.launch.launcher == "deepspeed":
+        return "deepspeed"
     return "single" if config.launch.nproc == 1 and config.launch.nnodes == 1 else "ddp"
 
 

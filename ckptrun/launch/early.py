@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptrun.environment.machine import num_cores, num_gpus
 from ckptrun.launch.fork_client import ForkServer
-from ckptrun.launch.plan import environment_of_ranks
+from ckptrun.launch.plan import ALSO_IMPORTED, environment_of_ranks
 from ckptrun.records import Fn
 
 _STARTS_NOTHING = {"--dry-run", "--print-config", "--help", "-h"}
@@ -30,9 +30,13 @@ def start_early(fn: Fn, arguments: Sequence[str]) -> None:
         env = environment_of_ranks(
             num_ranks,
             num_cores=num_cores(),
-            strategy=_word("--strategy", arguments),
+            strategy=_word("--strategy", arguments) or _word("--launcher", arguments),
             num_gpus=num_gpus(os.environ),
         )
+        if _word("--launcher", arguments) == "deepspeed":
+            env.pop(ALSO_IMPORTED, None)
+            _waiting.append(ForkServer.start(env, method="spawn", fn=fn))
+            return
         _waiting.append(ForkServer.start(env, fn=fn))
 
 

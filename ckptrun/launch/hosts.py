@@ -25,7 +25,7 @@ from ckptrun.launch.endpoint import interface_of
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.link import Link, hear_hello
 from ckptrun.launch.meeting import Card, HostError, Meeting, Place, meet
-from ckptrun.launch.rank_output import RankOutput
+from ckptrun.launch.rank_output import OutputElsewhere
 from ckptrun.launch.rank_state import Rank
 from ckptrun.launch.told import first_difference
 from ckptrun.launch.torchrun import Hooks, Launch, TorchrunLaunch
@@ -228,26 +228,6 @@ class _Relay(Channel):
         """The link goes on."""
 
 
-class _LogThere(RankOutput):
-    """The output of a rank on another host: its supervisor writes it down."""
-
-    def __init__(self, log_path: str) -> None:
-        self.log_path = log_path
-        self.quiet = False
-
-    def fds(self) -> Any:
-        return iter(())
-
-    def drain(self) -> None:
-        """It is drained there."""
-
-    def log(self, data: bytes) -> None:
-        """It is logged there."""
-
-    def close(self) -> None:
-        """It is closed there."""
-
-
 class RemoteRank(Rank):
     """A rank on another host."""
 
@@ -306,7 +286,7 @@ class LeaderLaunch(TorchrunLaunch):
         for card in meeting.cards[1:]:
             each = by_id[card.id]
             for number in range(first, first + card.nproc):
-                output = _LogThere(self._launch.log_path(number))
+                output = OutputElsewhere(self._launch.log_path(number))
                 rank = RemoteRank(number, _Relay(each.link, number), output).on(each)
                 self._ranks[number] = rank
                 self._tell_stop(rank)

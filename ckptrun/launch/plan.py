@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from ckptrun.errors import UsageError
 from ckptrun.records import TaskFacts
+from ckptrun.launch.deepspeed_command import DeepSpeedOptions, count_ranks
+from ckptrun.launch.deepspeed_command import command as deepspeed_command
 
 _OF_RANKS = ("ddp", "deepspeed")  # strategies whose ranks are always processes of their own
 ALSO_IMPORTED = "CKPTRUN_ALSO_IMPORTED"
@@ -36,6 +38,8 @@ class LaunchPlan:
     rdzv_endpoint: str | None = None
     rdzv_timeout_s: float = 600.0
     task: TaskFacts | None = None
+    control: str | None = None  # under DeepSpeed's launcher: the file in which the ranks find the supervisor
+    everywhere: bool = False  # ... which may be on other hosts
 
     @property
     def local(self) -> tuple[int, int] | None:
@@ -76,6 +80,8 @@ def make_plan(
     rdzv_endpoint: str | None = None,
     rdzv_timeout_s: float = 600.0,
     task: TaskFacts | None = None,
+    deepspeed: DeepSpeedOptions | None = None,
+    control: str = "",
 ) -> LaunchPlan:
     """The plan for one attempt.
 
@@ -86,6 +92,8 @@ def make_plan(
         watched: hang detection is asked for, which needs ranks in processes of their own.
         num_hosts: each with a command of its own, which all meet at ``rdzv_endpoint``.
         task: which of SLURM's tasks runs this command, where there are several.
+        deepspeed: options of DeepSpeed's launcher.
+        control: the file for its ranks.
 
     Raises:
         UsageError: launcher, strategy and number of ranks do not go together, or several hosts have no endpoint.
@@ -96,6 +104,17 @@ def make_plan(
             num_cores = min(num_cores, task.cpus) if task.cpus else max(1, num_cores // task.num_local)
             num_ranks = 1
     several = num_hosts > 1
+    if launcher == "deepspeed":
+        return _plan_for_deepspeed(
+            deepspeed or DeepSpeedOptions(),
+            strategy=strategy,
+            nproc=num_ranks,
+            control=control,
+            num_cores=num_cores,
+            num_gpus=num_gpus,
+            num_threads=num_threads,
+            several=several,
+        )
     if several and task is None and not rdzv_endpoint:
         raise UsageError(
             f"{num_hosts} hosts are asked for, and no place where they meet.",
@@ -123,7 +142,7 @@ def make_plan(
         launcher = "torchrun" if apart else "inline"
     if launcher not in ("inline", "torchrun"):
         raise UsageError(
-            f"launcher is {launcher!r}; this version has inline and torchrun.",
+            f"launcher is {launcher!r}; this version has inline, torchrun and deepspeed.",
             hint="Use --launcher torchrun.",
         )
     if launcher == "inline" and (num_ranks > 1 or strategy in _OF_RANKS):
@@ -189,6 +208,43 @@ def _hosts_of_tasks(task: TaskFacts, num_hosts: int, num_ranks: int, num_gpus: i
             hint=f"Use --ntasks-per-node={num_gpus}.",
         )
     return task.num_tasks
+
+
+def _plan_for_deepspeed(
+    options: DeepSpeedOptions,
+    *,
+    strategy: str,
+    nproc: int,
+    control: str,
+    num_cores: int,
+    num_gpus: int,
+    num_threads: int | None,
+    several: bool,
+) -> LaunchPlan:
+    if strategy not in ("auto", "deepspeed"):
+        raise UsageError(
+            f"DeepSpeed's launcher starts ranks for the strategy deepspeed; asked for is {strategy}.",
+            hint="Use --strategy deepspeed, or --launcher torchrun.",
+        )
+    if several:
+        raise UsageError(
+            "--nnodes is for the same command on each host; DeepSpeed's launcher is started on one host only.",
+            hint="Name them in a hostfile: launch.hostfile=FILE.",
+        )
+    num_ranks = count_ranks(options, nproc=nproc)
+    env = environment_of_ranks(
+        nproc, num_cores=num_cores, num_threads=num_threads, strategy="deepspeed", num_gpus=num_gpus
+    )
+    env.pop(ALSO_IMPORTED)  # its ranks are no forks
+    return LaunchPlan(
+        "deepspeed",
+        "deepspeed",
+        num_ranks,
+        deepspeed_command(options, num_ranks=num_ranks, control=control),
+        env,
+        control=control,
+        everywhere=options.hosts_file is not None,
+    )
 
 
 def environment_of_ranks(

@@ -99,6 +99,26 @@ class RankOutput:
             self._log = -1
 
 
+class OutputElsewhere(RankOutput):
+    """The output of a rank that writes its log itself, or whose supervisor on another host does."""
+
+    def __init__(self, log_path: str) -> None:
+        self.log_path = log_path
+        self.quiet = False
+
+    def fds(self) -> Iterator[int]:
+        return iter(())
+
+    def drain(self) -> None:
+        """It is drained there."""
+
+    def log(self, data: bytes) -> None:
+        """It is logged there."""
+
+    def close(self) -> None:
+        """It is closed there."""
+
+
 def _readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)

@@ -64,6 +64,7 @@ class RemoteStop:
     def __init__(self) -> None:
         self.request: StopRequest | None = None
         self.save_requested = 0
+        self.leave = threading.Event()  # where the process stays until all ranks are done
 
 
 def rank_main(payload: bytes, fds: list[int]) -> int:
@@ -76,17 +77,30 @@ def rank_main(payload: bytes, fds: list[int]) -> int:
     for fd, target in ((stdout, 1), (stderr, 2)):
         os.dup2(fd, target)
         os.close(fd)
-    faulthandler.enable(log, all_threads=True)
-    faulthandler.register(DUMP_SIGNAL, log, all_threads=True)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     channel = Channel(socket.socket(fileno=control))
     listener = StopListener(report=lambda signum: channel.send("signal", signum=signum))
     listener.install()
     release_signals()
+    return work_and_tell(payload, channel, log, RemoteStop(), channel.messages())
+
+
+def work_and_tell(
+    payload: bytes, channel: Channel, log: int, stop: RemoteStop, messages: Iterator[Message]
+) -> int:
+    """Do the job in ``payload`` and tell how it ended; returns the exit code.
+
+    Args:
+        log: an open file, for stacks and tracebacks.
+        messages: the supervisor's, which ``stop`` follows from here on.
+    """
+    faulthandler.enable(log, all_threads=True)
+    faulthandler.register(DUMP_SIGNAL, log, all_threads=True)
+    threading.Thread(target=_obey, args=(messages, stop), name="ckptrun-rank-control", daemon=True).start()
     outcome, job = Outcome(StopReason.EXCEPTION), None
     try:
         job = pickle.loads(payload)
-        outcome = _work(job, channel)
+        outcome = _work(job, channel, stop)
         told = _plain(outcome, job.rank, job.facts.get("logs_dir"))
     except BaseException as error:
         outcome = Outcome(StopReason.EXCEPTION, outcome.step, outcome.epoch, error=error)
@@ -100,10 +114,9 @@ def rank_main(payload: bytes, fds: list[int]) -> int:
     return 0 if outcome.error is None else 1
 
 
-def _work(job: RankJob, channel: Channel) -> Outcome:
+def _work(job: RankJob, channel: Channel, stop: RemoteStop) -> Outcome:
     progress = Progress.starting("fit", job.resolution.answer)  # the trainer says which fn it is
-    stop, over = RemoteStop(), threading.Event()
-    threading.Thread(target=_obey, args=(channel, stop), name="ckptrun-rank-control", daemon=True).start()
+    over = threading.Event()
     context = _context(job, channel, stop, progress)
     threading.Thread(
         target=_report, args=(channel, progress, context, over), name="ckptrun-rank-progress", daemon=True
@@ -174,14 +187,15 @@ def _report(channel: Channel, progress: Progress, context: Any, over: threading.
         channel.send("progress", restore_s=context.restore_s, **_progress(progress))
 
 
-def _obey(channel: Channel, stop: RemoteStop) -> None:
-    for message in channel.messages():
-        _take(message, stop)
+def _obey(messages: Iterator[Message], stop: RemoteStop) -> None:
+    for message in messages:
+        take(message, stop)
     # Nobody is there to report to any more.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _take(message: Message, stop: RemoteStop) -> None:
+def take(message: Message, stop: RemoteStop) -> None:
+    """Do what the supervisor says."""
     op = message["op"]
     if op == "stop" and stop.request is None:
         stop.request = StopRequest(
@@ -189,6 +203,12 @@ def _take(message: Message, stop: RemoteStop) -> None:
         )
     elif op == "save":
         stop.save_requested = message["count"]
+    elif op == "leave":
+        stop.leave.set()
+    elif op == "stacks":
+        os.kill(os.getpid(), DUMP_SIGNAL)
+    elif op == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 # -- the last word ---------------------------------------------------------------------------------------------

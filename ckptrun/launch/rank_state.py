@@ -27,6 +27,7 @@ class Rank:
     outcome: Message | None = None
     outcome_at: float = 0.0
     code: int | None = None
+    code_unknown: bool = False  # it has ended, and with which code cannot be told
     stage: str = Stage.SETUP
     saving: bool = False
     position: Any = None  # of its main thread, as it told it last

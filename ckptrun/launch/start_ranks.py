@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckptrun.launch.deepspeed import DeepSpeedLaunch
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.hosts import Hosts, LeaderLaunch, rank_environment
 from ckptrun.launch.inline import RankMain
+from ckptrun.launch.plan import LaunchPlan
 from ckptrun.launch.rank_process import RankJob
 from ckptrun.launch.told import fingerprint, resolution_to_plain
 from ckptrun.launch.torchrun import Hooks, Launch, TorchrunLaunch, rank_logs
@@ -37,6 +40,7 @@ def run_torchrun(
     dump_with: Callable[[Callable[[], None]], None],
     hosts: Hosts | None = None,
     local: tuple[int, int] | None = None,
+    plan: LaunchPlan | None = None,
 ) -> Outcome:
     """Run ``work`` in ``nproc`` ranks on this host, as the supervisor's ``context`` says.
 
@@ -46,6 +50,7 @@ def run_torchrun(
         dump_with: is given the function that makes every rank write its stacks.
         hosts: the others, where this host leads several; ``nproc`` are then this one's.
         local: local rank and how many there are, where this host's only rank is one of several there.
+        plan: where it is DeepSpeed's launcher that starts them.
     """
     facts = {name: getattr(context, name) for name in _FACTS}
     run_path = None if context.run is None else context.run.path
@@ -78,7 +83,18 @@ def run_torchrun(
         restore_s=restored,
         ranks=started,
     )
-    if hosts is None:
+    if plan is not None and plan.control is not None:
+        launch: TorchrunLaunch = DeepSpeedLaunch(
+            replace(spec, env=plan.env),
+            server,
+            listener=listener,
+            progress=context.progress,
+            hooks=hooks,
+            command=plan.argv,
+            control=plan.control,
+            everywhere=plan.everywhere,
+        )
+    elif hosts is None:
         launch = TorchrunLaunch(spec, server, listener=listener, progress=context.progress, hooks=hooks)
     else:
         seen = None

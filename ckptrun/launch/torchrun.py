@@ -420,7 +420,7 @@ class TorchrunLaunch:
                     s.rank,
                     s.host,
                     s.outcome,
-                    s.code,
+                    None if s.code_unknown else s.code,
                     s.order,
                     s.out_of_memory,
                     s.stood_still_s,

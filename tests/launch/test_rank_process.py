@@ -11,7 +11,7 @@ import torch
 
 from ckptrun.errors import MisconfigurationException
 from ckptrun.launch.rank_output import RankOutput
-from ckptrun.launch.rank_process import RemoteStop, _plain, _progress, _take
+from ckptrun.launch.rank_process import RemoteStop, _plain, _progress, take
 from ckptrun.launch.wire import Channel
 from ckptrun.records import Outcome, Progress, Stage, StopReason
 
@@ -67,9 +67,9 @@ def test_one_that_only_follows() -> None:
 
 def test_requests() -> None:
     stop = RemoteStop()
-    _take({"op": "save", "count": 2}, stop)
-    _take({"op": "stop", "reason": "sigterm", "signum": 15, "no_save": True}, stop)
-    _take({"op": "stop", "reason": "keyboard", "signum": 2, "no_save": False}, stop)
+    take({"op": "save", "count": 2}, stop)
+    take({"op": "stop", "reason": "sigterm", "signum": 15, "no_save": True}, stop)
+    take({"op": "stop", "reason": "keyboard", "signum": 2, "no_save": False}, stop)
     assert stop.save_requested == 2
     assert stop.request is not None
     assert (stop.request.reason, stop.request.signum) == (StopReason.SIGTERM, 15)

@@ -21,16 +21,21 @@ class Launcher:
     name: str
     num_ranks: int = 1
     arguments: tuple[str, ...] = ()
+    needs_all: bool = False  # a save needs every rank
 
     @property
     def num_processes(self) -> int:
-        """With all that is not a loader worker: supervisor, fork server and elastic agent beside the ranks."""
-        return 1 if self.name == "inline" else 3 + self.num_ranks
+        """With all that is not a loader worker: beside the ranks the supervisor, the fork server, and the elastic agent
+        or the two processes of DeepSpeed's launcher."""
+        return {"inline": 1, "deepspeed": 4 + self.num_ranks}.get(self.name, 3 + self.num_ranks)
 
 
 INLINE = Launcher("inline")
 TORCHRUN = Launcher("torchrun", 2, ("--launcher", "torchrun", "--nproc", "2", "--strategy", "ddp"))
-LAUNCHERS = (INLINE, TORCHRUN)
+_ZERO = ("--nproc", "2", "--strategy", "deepspeed", "strategy.stage=1")
+DEEPSPEED = Launcher("deepspeed", 2, ("--launcher", "deepspeed", *_ZERO), needs_all=True)
+ZERO_BY_TORCHRUN = Launcher("torchrun, ZeRO", 2, ("--launcher", "torchrun", *_ZERO), needs_all=True)
+LAUNCHERS = (INLINE, TORCHRUN, DEEPSPEED, ZERO_BY_TORCHRUN)
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,9 @@ def expected(cell: Cell) -> Expected:
     if event.ends == "killed" or event.sticks:
         return Expected(event.code, "LOST", None, phase.at, phase.before)
     newest, noted = phase.before, None
+    if cell.launcher.needs_all:
+        # Once a rank has failed nothing is saved, and what only some have begun to save is none.
+        return Expected(event.code, "INTERRUPTED", event.stop_reason, phase.at, newest)
     if phase.name == "save" and (event.ends == "lost" or event.only_rank is not None):
         newest = phase.saved_anyway  # rank 0 writes, and has all that it needs for that
     if event.hooks_save and newest is not None and newest[1] == phase.at:

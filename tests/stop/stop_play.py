@@ -300,9 +300,20 @@ def end_state(project: Path) -> dict[str, Any]:
     assert newest.step == LAST_STEP, newest
     state = torch.load(Path(newest.path) / "state.ckpt", weights_only=True)
     ranks = sorted(Path(newest.path).glob("rank-*.ckpt"))
-    names = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch")
+    names = ("state_dict", "optimizer_states", "optimizer_groups", "lr_schedulers", "global_step", "epoch")
     random = {path.name: torch.load(path, weights_only=True)["random"] for path in ranks}
-    return {**{name: state[name] for name in names}, "random": random}
+    parts = {path.name: _part(path) for path in sorted(Path(newest.path).glob("global_step*/*.pt"))}
+    return {**{name: state.get(name) for name in names}, "random": random, "parts": parts}
+
+
+def _part(path: Path) -> Any:
+    """What one of DeepSpeed's files holds of weights and optimizer; its objects say nothing more."""
+    import torch
+
+    state = torch.load(path, weights_only=False)  # written by the cell itself
+    inner = state.get("optimizer_state_dict") or {}
+    names = ("single_partition_of_fp32_groups", "base_optimizer_state", "fp32_flat_groups")
+    return {"module": state.get("module"), **{name: inner.get(name) for name in names}}
 
 
 def same(a: Any, b: Any) -> bool:

@@ -1,0 +1,185 @@
+"""The command of DeepSpeed's launcher, and how many ranks it will start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptrun.errors import UsageError
+from ckptrun.launch.deepspeed_command import DeepSpeedOptions, command, count_ranks
+from ckptrun.launch.plan import make_plan
+
+HOSTS = "# the pool\nhost1 slots=4\n\nhost2 slots=2\n"
+
+
+@pytest.fixture
+def hostfile(tmp_path: Path) -> str:
+    path = tmp_path / "hosts"
+    path.write_text(HOSTS)
+    return str(path)
+
+
+def words(options: DeepSpeedOptions, **more: Any) -> list[str]:
+    """The command between its own name and the script."""
+    whole = command(options, **{"num_ranks": 2, "control": "/runs/demo/control/deepspeed-fit.json", **more})
+    assert Path(whole[0]).name == "deepspeed"
+    assert whole[-5:-2] == ("--no_local_rank", "--log_level", "error")
+    assert whole[-2].endswith("launch/deepspeed_rank.py")
+    assert whole[-1] == "/runs/demo/control/deepspeed-fit.json"
+    return list(whole[1:-5])
+
+
+def test_on_this_host() -> None:
+    assert words(DeepSpeedOptions()) == ["--num_gpus", "2"]
+    assert words(DeepSpeedOptions(include="localhost:0,2")) == ["--include", "localhost:0,2"]
+
+
+@pytest.mark.parametrize("backend", ["pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"])
+def test_every_back_end_is_passed_through(hostfile: str, backend: str) -> None:
+    options = DeepSpeedOptions(
+        hostfile=hostfile,
+        exclude="host2:1",
+        backend=backend,
+        further="--launcher_args '-p 22 -q' --ssh_port 22",
+    )
+    assert words(options) == [
+        "--hostfile", hostfile, "--exclude", "host2:1", "--launcher", backend,
+        "--launcher_args", "-p 22 -q", "--ssh_port", "22",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ({}, 6),
+        ({"include": "host1"}, 4),
+        ({"include": "host1:0,3@host2"}, 4),
+        ({"exclude": "host1"}, 2),
+        ({"exclude": "host1:0@host2:0,1"}, 3),
+    ],
+)
+def test_how_many_ranks(hostfile: str, options: dict[str, str], ranks: int) -> None:
+    """The same as DeepSpeed's own reading of the same words."""
+    assert count_ranks(DeepSpeedOptions(hostfile=hostfile, **options), nproc=1) == ranks
+    runner = pytest.importorskip("deepspeed.launcher.runner")
+    pool = runner.fetch_hostfile(hostfile)
+    active = runner.parse_inclusion_exclusion(pool, options.get("include", ""), options.get("exclude", ""))
+    assert sum(map(len, active.values())) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        ("host1 4", {}, "hosts:1: 'host1 4', expected a line such as"),
+        ("a slots=1\na slots=2", {}, "hosts:2: a stands there twice"),
+        ("# nobody", {}, "names no host"),
+        (HOSTS, {"include": "host3"}, "names 'host3', which the hostfile does not have: host1, host2"),
+        (HOSTS, {"include": "host2:5"}, "host2 has no slot 5; it has 2"),
+        (HOSTS, {"include": "host2:x"}, "expected slots as in"),
+        (HOSTS, {"exclude": "host1@host2"}, "leave no rank to start"),
+        (HOSTS, {"include": "host1", "exclude": "host2"}, "takes one of them"),
+    ],
+)
+def test_what_is_wrong(tmp_path: Path, text: str, options: dict[str, str], why: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        count_ranks(DeepSpeedOptions(hostfile=str(path), **options), nproc=1)
+    assert why in str(caught.value)
+
+
+def test_the_plan() -> None:
+    plan = make_plan(
+        launcher="deepspeed",
+        strategy="auto",
+        num_ranks=2,
+        command=["ckptrun", "fit"],
+        num_cores=8,
+        control="c",
+    )
+    assert (plan.launcher, plan.strategy, plan.num_ranks, plan.control) == ("deepspeed", "deepspeed", 2, "c")
+    assert plan.env == {"OMP_NUM_THREADS": "4", "DS_ACCELERATOR": "cpu"}
+    assert str(plan).startswith(str(Path(sys.executable).parent / "deepspeed"))
+    for options, why in (
+        ({"strategy": "ddp"}, "asked for is ddp"),
+        ({"num_hosts": 2, "rdzv_endpoint": "h:1"}, "on one host only"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            make_plan(
+                **{"launcher": "deepspeed", "strategy": "auto", "num_ranks": 2, "command": [], **options}
+            )
+
+
+PROJECT = """\
+run: {name: demo}
+trainer: {max_steps: 6, num_threads: 1, limit_val_batches: 0}
+strategy: {name: deepspeed, stage: 1}
+launch: {launcher: deepspeed, nproc: 2}
+model: {class_path: task.Model}
+data: {class_path: task.Data}
+"""
+TASK = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ckptrun import DataModule, Module
+
+
+class Data(DataModule):
+    def train_dataloader(self):
+        x = torch.arange(64.0).view(32, 2) / 64
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 2)
+
+
+class Model(Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            print(f"rank {self.trainer.global_rank} of {self.trainer.world_size}", flush=True)
+        return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "demo.yaml").write_text(PROJECT)
+    (tmp_path / "task.py").write_text(TASK)
+    return tmp_path
+
+
+@pytest.mark.deepspeed
+def test_a_hostfile_and_what_ranks_print(run_cli: Callable[..., Any], project: Path) -> None:
+    """The whole way with the one host that is here: no ssh is needed to reach it."""
+    (project / "hosts").write_text("localhost slots=2\n")
+    line = (
+        "fit", "-c", "demo.yaml", "launch.hostfile=hosts", "launch.master_addr=127.0.0.1",
+        "launch.deepspeed_args=--no_ssh_check",
+    )  # fmt: skip
+    planned = run_cli(*line, "--dry-run", cwd=project)
+    assert "--hostfile hosts --master_addr 127.0.0.1 --no_ssh_check --no_local_rank" in planned.stdout
+    done = run_cli(*line, cwd=project)
+    assert done.code == 0, done
+    assert done.stdout.count("rank 0 of 2") == 1
+    assert "rank 1 of 2" not in done.stdout
+    logs = sorted((project / "runs/demo/logs").glob("attempt-*.log"))
+    assert ["rank 0 of 2" in logs[0].read_text(), "rank 1 of 2" in logs[1].read_text()] == [True, True]
+    assert not list((project / "runs/demo/control").glob("deepspeed*"))
+
+
+@pytest.mark.deepspeed
+def test_a_launcher_that_cannot_reach_its_hosts(run_cli: Callable[..., Any], project: Path) -> None:
+    (project / "hosts").write_text("localhost slots=2\nnowhere.invalid slots=2\n")
+    line = ("launch.hostfile=hosts", "launch.master_addr=127.0.0.1", "launch.deepspeed_args=--no_ssh_check")
+    failed = run_cli("fit", "-c", "demo.yaml", *line, cwd=project, env={"PATH": "/nowhere"})
+    assert failed.code == 70, failed
+    assert "DeepSpeed's launcher ended with exit code 1, and 0 of 4 ranks had begun" in failed.stderr
