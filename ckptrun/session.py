@@ -35,6 +35,7 @@ from ckptrun.launch.plan import LaunchPlan
 from ckptrun.launch.requeue import ENDED, Policy, Requeue, comes_again
 from ckptrun.launch.restarts import Tried, give_up
 from ckptrun.launch.supervisor import Display, Supervision, Supervisor
+from ckptrun.launch.universal import Wanted, Writing, adapted, problem
 from ckptrun.launch.walltime import Walltime
 from ckptrun.records import (
     DEFAULT_ON_SAVE_ERROR,
@@ -132,6 +133,8 @@ class SessionSpec:
     start_method: str = "fork"  # how ranks begin under torchrun
     fork_server: ForkServer | None = None
     hosts: Hosts | None = None  # the others, where this one leads several
+    zero_stage: int | None = None  # under the strategy deepspeed
+    takes_full_weights: bool = False  # ... which goes on from a checkpoint of another strategy all the same
 
 
 @dataclass(frozen=True)
@@ -348,7 +351,15 @@ def _resolve(spec: SessionSpec) -> tuple[Gathered, Resolution]:
     if resolution.error is None and spec.check_config is not None:
         error, warnings = spec.check_config(spec.folder, resolution)
         resolution = replace(resolution, error=error, warnings=(*resolution.warnings, *warnings))
+    if resolution.error is None and spec.fn == "fit":
+        error = problem(resolution, _wanted(spec))
+        resolution = resolution if error is None else replace(resolution, error=error)
     return gathered, resolution
+
+
+def _wanted(spec: SessionSpec) -> Wanted:
+    ranks = spec.plan.num_ranks * spec.plan.num_hosts
+    return Wanted(spec.plan.strategy, ranks, spec.zero_stage, spec.takes_full_weights)
 
 
 def _command_key(spec: SessionSpec) -> str:
@@ -556,6 +567,12 @@ def _attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Re
         before = Unbegun(folder)
         identity = ensure_identity(folder, spec.command)
         _clear_away(spec)
+        fitting = _adapted(spec, lease, gathered, resolution, identity.id)
+        if fitting is None:
+            assert spec.listener.request is not None
+            outcome = Outcome(spec.listener.request.reason, resolution.step or 0, built=False)
+            return SessionResult(exit_code(outcome, request=spec.listener.request), resolution, outcome)
+        resolution = fitting
         if gathered.registry.committed_sequence == 0:
             _store_config(spec)
         if lease.epoch > 1:
@@ -660,6 +677,24 @@ def _hpc_for(spec: SessionSpec) -> tuple[str, ...]:
         return ()
     in_job = _batch_job(spec) is not None
     return (StopReason.WALLTIME, StopReason.SIGTERM) if in_job else (StopReason.WALLTIME,)
+
+
+def _adapted(
+    spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Resolution, run_id: str
+) -> Resolution | None:
+    """A resolution from which as many ranks can go on as there will be; None where a stop came first."""
+    return adapted(
+        resolution,
+        _wanted(spec),
+        Writing(
+            spec.folder,
+            run_id,
+            next_attempt(list(gathered.facts.attempts)),
+            lease.epoch,
+            spec.echo,
+            lambda: spec.listener.request is not None,
+        ),
+    )
 
 
 def _store_config(spec: SessionSpec) -> None:

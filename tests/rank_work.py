@@ -176,8 +176,10 @@ class Data(DataModule):
         evaluated: int = 21,
         trained: int = NUM_SAMPLES,
         augmented: bool = False,
+        batch: int = BATCH,
     ) -> None:
         super().__init__()
+        self.batch = batch
         self.augmented = augmented
         self.weighted, self.num_workers, self.evaluated = weighted, num_workers, evaluated
         self.trained = trained
@@ -186,10 +188,10 @@ class Data(DataModule):
         data: Any = Augmented() if self.augmented else samples(self.trained)
         if self.weighted:
             sampler = WeightedRandomSampler(torch.arange(1.0, len(data) + 1).tolist(), len(data))
-            return DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=self.num_workers)
+            return DataLoader(data, batch_size=self.batch, sampler=sampler, num_workers=self.num_workers)
         collate = noisy_collate if self.augmented else None
         return DataLoader(
-            data, batch_size=BATCH, shuffle=True, num_workers=self.num_workers, collate_fn=collate
+            data, batch_size=self.batch, shuffle=True, num_workers=self.num_workers, collate_fn=collate
         )
 
     def val_dataloader(self) -> Any:
@@ -211,13 +213,17 @@ class Model(Module):
         lr: float = 0.02,
         optimizer: bool = True,
         norm: bool = True,
+        random: bool = True,
     ) -> None:
         super().__init__()
+        self.random = random
         self.optimizer = optimizer
         self.lr = lr
         self.overflows = overflows
         between = nn.BatchNorm1d(8) if norm else nn.Tanh()
-        self.net = nn.Sequential(nn.Linear(4, 8), between, nn.Dropout(0.4), nn.Linear(8, 2))
+        self.net = nn.Sequential(
+            nn.Linear(4, 8), between, nn.Dropout(0.4 if random else 0.0), nn.Linear(8, 2)
+        )
         self.automatic_optimization = not manual
         self.scheduler = scheduler
         self.skips_on = skips_on  # ranks whose third batch has no loss
@@ -231,7 +237,7 @@ class Model(Module):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y, which = batch
         self.seen += which.tolist()
-        loss = self.loss((x + 0.1 * torch.randn_like(x), y, which))
+        loss = self.loss((x + (0.1 * torch.randn_like(x) if self.random else 0), y, which))
         self.log("loss", loss, on_step=True, on_epoch=True)
         self.log("rank_loss", loss, on_step=True, on_epoch=False)
         self.log("synced_loss", loss, on_step=True, on_epoch=False, sync_dist=True)
@@ -456,10 +462,12 @@ def play(
             listener=listener or StopListener(),
             plan=plan,
             reference=reference,
-            command=("ckptrun", work.fn),
+            command=spec.pop("command", ("ckptrun", work.fn)),
             echo=said.append,
             output=lambda line, is_error: printed.append((line, is_error)),
             fork_server=server,
+            zero_stage=work.strategy.get("stage", 2) if strategy == "deepspeed" else None,
+            takes_full_weights=work.strategy.get("load_full_weights", False),
             **spec,
         )
     )

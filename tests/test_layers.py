@@ -52,6 +52,7 @@ MARKED = (
     "ckptrun.launch.fork_server",
     # What DeepSpeed's launcher starts, which makes the store that ranks meet at.
     "ckptrun.launch.deepspeed_rank",
+    "ckptrun.launch.universal_convert",  # a process of its own
     "ckptrun.checkpoint.safe_classes",
     "ckptrun.checkpoint.safe_codec",
     "ckptrun.checkpoint.safe_state",

@@ -327,6 +327,18 @@ def _own_name(checkpoints_dir: str, prefix: str, name: str) -> str:
     return os.path.join(checkpoints_dir, f"{prefix}{name}.{os.getpid()}-{secrets.token_hex(4)}")
 
 
+def scratch_folder(checkpoints_dir: str, name: str) -> str:
+    """A folder for what belongs to the making of checkpoint ``name``; the next holder of the lease sweeps it away."""
+    path = _own_name(checkpoints_dir, naming.TEMPORARY_PREFIX, name)
+    os.mkdir(path)
+    return path
+
+
+def discard_scratch(path: str) -> None:
+    """Remove what :func:`scratch_folder` made."""
+    _remove_tree(path)
+
+
 def is_leftover(entry: str) -> bool:
     """Whether a name is one of those that a save or a deletion under way gives."""
     for prefix in (naming.TEMPORARY_PREFIX, naming.TRASH_PREFIX):

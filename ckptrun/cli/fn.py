@@ -26,6 +26,7 @@ from ckptrun.cli.resolution import lines
 from ckptrun.cli.settle import Settled, settle_fn
 from ckptrun.config.support import check_supported
 from ckptrun.config.yaml_format import dump
+from ckptrun.deepspeed_config import stage_of
 from ckptrun.errors import UsageError
 from ckptrun.launch.deepspeed_command import DeepSpeedOptions
 from ckptrun.launch.plan import LaunchPlan, make_plan
@@ -121,6 +122,8 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
         start_method=config.launch.start_method,
         output=lambda line, is_error: (note if is_error else say)(line),
         make_display=_display_of(settled),
+        zero_stage=stage_of(config.strategy.options) if plan.strategy == "deepspeed" else None,
+        takes_full_weights=bool(config.strategy.options.get("load_full_weights")),
     )
 
 

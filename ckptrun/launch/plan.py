@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptrun.errors import UsageError
-from ckptrun.records import TaskFacts
 from ckptrun.launch.deepspeed_command import DeepSpeedOptions, count_ranks
 from ckptrun.launch.deepspeed_command import command as deepspeed_command
+from ckptrun.records import TaskFacts
 
 _OF_RANKS = ("ddp", "deepspeed")  # strategies whose ranks are always processes of their own
 ALSO_IMPORTED = "CKPTRUN_ALSO_IMPORTED"

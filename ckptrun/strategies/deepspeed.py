@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ckptrun.deepspeed_config import OPTIONS, Given, check_installed, merged
 from ckptrun.errors import IncompatibleError, MisconfigurationException
+from ckptrun.inspect.deepspeed_files import DeepSpeedFiles
 from ckptrun.strategies.deepspeed_ops import compile_op, find_ninja, not_compiled
 from ckptrun.strategies.ranks import RanksStrategy
 from ckptrun.strategies.strategy import TrainedModule, shapes_of
@@ -269,6 +270,9 @@ class DeepSpeedStrategy(RanksStrategy):
         engine = self._engine
         engine.checkpoint_engine = _reader(lambda path: read(os.path.relpath(path, folder)))
         engine._config.load_universal_checkpoint = universal
+        if universal:
+            # All ranks find the model's file under one name, however many there were and are.
+            engine._get_all_ckpt_names = lambda folder, tag: [_model_states(os.path.join(folder, tag))]
         try:
             with _in_silence():
                 path, _ = engine.load_checkpoint(folder, tag=tag)
@@ -281,6 +285,7 @@ class DeepSpeedStrategy(RanksStrategy):
             ) from error
         finally:
             engine._config.load_universal_checkpoint = False
+            engine.__dict__.pop("_get_all_ckpt_names", None)
         if path is None:
             raise IncompatibleError(f"DeepSpeed finds no checkpoint of its own in {folder}.")
 
@@ -393,6 +398,12 @@ def _reader(read: Callable[[str], Any]) -> Any:
             return read(path)
 
     return Reader()
+
+
+def _model_states(folder: str) -> str:
+    """The file with what every rank's part has in common."""
+    found = DeepSpeedFiles.of(f"{os.path.basename(folder)}/{name}" for name in os.listdir(folder))
+    return os.path.join(os.path.dirname(folder), found.model_states[0])
 
 
 _MOMENTS = ("base_optimizer_state", "optimizer_state_dict")
