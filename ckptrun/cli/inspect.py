@@ -9,6 +9,7 @@ import typer
 
 from ckptrun.cli import output
 from ckptrun.cli.options import DebugOption, JsonOption
+from ckptrun.inspect.deepspeed_files import in_words
 
 if TYPE_CHECKING:
     from ckptrun.inspect.report import Report
@@ -114,6 +115,8 @@ def _facts(report: Report, *, every: bool) -> list[str]:
         facts.append(("at", ", ".join(at)))
     if report.saved:
         facts.append(("saved", _saved(report)))
+    if report.deepspeed is not None:
+        facts.append(("deepspeed", printable(in_words(report.deepspeed))))
     metrics = {printable(name): value for name, value in report.metrics.items() if value is not None}
     if metrics:
         facts.append(("metrics", output.metrics_text(metrics, most=len(metrics) if every else 4)))
@@ -124,7 +127,9 @@ def _facts(report: Report, *, every: bool) -> list[str]:
     facts.append(
         (
             "holds",
-            f"{report.num_parameters:,} parameters; {len(report.tensors)} tensors in all, "
+            "weights and optimizer in DeepSpeed's files"
+            if report.deepspeed is not None
+            else f"{report.num_parameters:,} parameters; {len(report.tensors)} tensors in all, "
             f"{output.size(report.size_bytes)}",
         )
     )

@@ -14,11 +14,15 @@ from typing import Annotated, Any
 
 import typer
 
+from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.cli.options import ConfigOption, DebugOption, JsonOption, RootOption, RunArgument, RunOption
 from ckptrun.cli.output import age, metrics_text, print_json, say, style, when
 from ckptrun.cli.settle import named_once, settle_run
 from ckptrun.environment.node_list import expand
 from ckptrun.environment.slurm_queue import QueueJob, read_job
+from ckptrun.errors import DamagedCheckpointError
+from ckptrun.inspect.deepspeed_files import in_words
+from ckptrun.inspect.deepspeed_files import summary as summary_of_shards
 from ckptrun.records import Status
 from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
@@ -27,7 +31,7 @@ from ckptrun.run.status import StatusRecord, read_status
 
 KEYS = (
     "run", "status", "stop_reason", "fn", "stage", "step", "epoch", "max_steps", "metrics", "checkpoint",
-    "attempt", "ranks", "heartbeat_age_s", "exit_code", "job",
+    "attempt", "ranks", "heartbeat_age_s", "exit_code", "job", "deepspeed",
 )  # fmt: skip
 _LIVE = (Status.INITIALIZING, Status.RUNNING)
 _WATCH_EVERY_S = 1.0
@@ -92,7 +96,11 @@ def document(folder: RunFolder, record: StatusRecord | None, job: QueueJob | Non
     """What ``status --json`` says; a run that has never written a status has ``status`` null."""
     if record is None:
         return {**dict.fromkeys(KEYS), "run": folder.name, "metrics": {}, "ranks": []}
-    known = {**record.to_dict(), "job": None if job is None else job_document(job, time.time())}
+    known = {
+        **record.to_dict(),
+        "job": None if job is None else job_document(job, time.time()),
+        "deepspeed": _shards(record),
+    }
     return {key: known[key] for key in KEYS}
 
 
@@ -125,6 +133,20 @@ def job_text(job: QueueJob, now: float) -> str:
         if job.end is not None:
             parts.append(f"{age(max(0.0, job.end - now))} left")
     return ", ".join(parts)
+
+
+def _shards(record: StatusRecord) -> dict[str, Any] | None:
+    """Stage, ranks and shards of the newest checkpoint, where DeepSpeed's strategy wrote it."""
+    if record.checkpoint is None:
+        return None
+    try:
+        manifest = read_manifest(record.checkpoint)
+    except (OSError, DamagedCheckpointError):
+        return None
+    note = manifest.extra.get("deepspeed")
+    if note is None:
+        return None
+    return summary_of_shards(note, manifest.world_size, [(f.path, f.size_bytes) for f in manifest.files])
 
 
 def state(record: StatusRecord) -> str:
@@ -182,6 +204,9 @@ def describe(
     if record.metrics:
         facts.append(("metrics", metrics_text(_known(record), most=8)))
     facts.append(("checkpoint", record.checkpoint or "none yet"))
+    shards = _shards(record)
+    if shards is not None:
+        facts.append(("deepspeed", in_words(shards)))
     facts += more
     facts.append(("attempt", f"{record.attempt} ({record.fn})"))
     if record.status in _LIVE:

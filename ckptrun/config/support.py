@@ -61,7 +61,6 @@ def check_supported(config: RunConfig) -> None:
 
 def _check_deepspeed(config: RunConfig) -> None:
     """DeepSpeed is there, and its config says nothing else than ours, as far as that can be told without the data."""
-    deepspeed_config.check_installed()
     trainer = config.trainer
     given = deepspeed_config.Given(
         accumulate_grad_batches=trainer.accumulate_grad_batches,
@@ -70,12 +69,13 @@ def _check_deepspeed(config: RunConfig) -> None:
         precision=trainer.precision,
     )
     try:
+        deepspeed_config.check_installed()
         whole = dict(deepspeed_config.read_config(config.strategy.options.get("config")))
         whole.pop("train_batch_size", None)  # which needs the number of all ranks
         deepspeed_config.merged({**config.strategy.options, "config": whole}, given)
     except MisconfigurationException as error:
-        source = config.source("strategy.config")
-        place = (config.source("strategy") if source.kind == "default" else source).place
+        sources = [config.source(key) for key in ("strategy.config", "strategy.name", "launch.launcher")]
+        place = next((source for source in sources if source.kind != "default"), sources[0]).place
         raise ConfigError(error.message, place=place, hint=error.hint) from None
 
 

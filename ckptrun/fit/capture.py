@@ -31,7 +31,8 @@ from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpoi
 from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
 from ckptrun.fit.random_state import RandomState, capture_random_state
-from ckptrun.records import CheckpointRecord, Damage
+from ckptrun.inspect.deepspeed_files import Foreign, foreign
+from ckptrun.records import CheckpointRecord, Damage, FileRecord
 from ckptrun.storage.retry import retried
 from ckptrun.strategies.compiled import for_checkpoint, for_module
 
@@ -501,6 +502,16 @@ def zero_weights(folder: str, manifest: Manifest) -> Mapping[str, Tensor]:
     return ZeroWeights(folder, manifest, manifest.extra["deepspeed"], classes_in_files())
 
 
+def _foreign_weights(found: Foreign) -> Mapping[str, Tensor]:
+    """The weights of what DeepSpeed wrote without ckptrun; nothing tells the checksums of its files."""
+    paths = [*found.files.model_states, *found.files.optimizer_states]
+    files = tuple(FileRecord(p, os.path.getsize(os.path.join(found.folder, p)), "") for p in paths)
+    note = {"stage": found.stage, "tag": found.tag}
+    ranks = found.files.num_ranks
+    manifest = Manifest("", 0, 0, 0, "", files, world_size=ranks, extra={"deepspeed": note})
+    return zero_weights(found.folder, manifest)
+
+
 def read_init_weights(path: str, *, mapped: bool = False) -> Mapping[str, Tensor]:
     """Weights to begin a fresh start from: a checkpoint's folder, or a file of ``torch.save``.
 
@@ -515,6 +526,9 @@ def read_init_weights(path: str, *, mapped: bool = False) -> Mapping[str, Tensor
         try:
             manifest = read_manifest(path)
         except FileNotFoundError:
+            found = foreign(path)
+            if found is not None:
+                return _foreign_weights(found)
             raise NoCheckpointError(
                 f"--init-from {path}: a folder without manifest.json, which is no checkpoint.",
                 hint="Name a checkpoint's folder, such as runs/NAME/checkpoints/00000042-step-00001200, or a file.",

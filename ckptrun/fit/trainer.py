@@ -210,7 +210,7 @@ class Trainer(TrainerView):
             "32" if own_precision else options.precision, self.strategy.root_device.type
         )
         self.agreement = Agreement(self.context.stop, self.strategy) if self.world_size > 1 else None
-        self.strategy.prepare(self.context.say, lambda: self.stop.request is not None)
+        self.strategy.prepare(self.context.say, lambda: self.context.stop.request is not None)
         self._check_stop()
         if fn == "fit" and self.context.run is not None and not self.fast_dev_run:
             self.checkpoints = CheckpointService(self, self.context.run)

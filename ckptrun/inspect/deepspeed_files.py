@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LATEST = "latest"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -71,6 +72,71 @@ class DeepSpeedFiles:
                 if rank not in present
             ]
         return gone
+
+
+def summary(note: Mapping[str, Any], world_size: int, files: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """What a manifest says of such a checkpoint, for people and programs.
+
+    Args:
+        note: the manifest's own, under ``deepspeed``.
+        files: path and size of each file.
+    """
+    tag = str(note.get("tag"))
+    sizes = [size for path, size in files if path.startswith(f"{tag}/")]
+    return {
+        "stage": note.get("stage"),
+        "world_size": world_size,
+        "universal": bool(note.get("universal")),
+        "tag": tag,
+        "num_shards": len(sizes),
+        "size_bytes": sum(sizes),
+    }
+
+
+def in_words(told: Mapping[str, Any]) -> str:
+    """:func:`summary` as half a sentence."""
+    ranks = "1 rank" if told["world_size"] == 1 else f"{told['world_size']} ranks"
+    kind = ", universal format" if told["universal"] else ""
+    return f"ZeRO stage {told['stage']}, {ranks}, {told['num_shards']} files in {told['tag']}{kind}"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A checkpoint that DeepSpeed wrote by itself: its folder, the tag in it, and its files relative to the folder."""
+
+    folder: str
+    tag: str
+    files: DeepSpeedFiles
+
+    @property
+    def stage(self) -> int:
+        """3, or 1 for the stages 1 and 2 (whose files look alike), or 0."""
+        if not self.files.optimizer_states:
+            return 0
+        return 3 if "zero_pp_rank" in os.path.basename(self.files.model_states[0]) else 1
+
+
+def foreign(path: str) -> Foreign | None:
+    """The checkpoint of DeepSpeed that a folder is: with ``latest`` and tags in it, or a tag's own folder.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    names = os.listdir(path)
+    if is_tag_folder(names):
+        folder, tag = os.path.split(os.path.abspath(path))
+    else:
+        folder = os.path.abspath(path)
+        tags = [name for name in names if re.fullmatch(r"global_step\d+", name)]
+        tag = max(tags, key=lambda name: int(name.removeprefix("global_step")), default="")
+        if LATEST in names:
+            with open(os.path.join(path, LATEST), encoding="utf-8", errors="replace") as file:
+                tag = file.read(256).strip()
+        if not tag or "/" in tag or not os.path.isdir(os.path.join(folder, tag)):
+            return None
+        names = os.listdir(os.path.join(folder, tag))
+    files = DeepSpeedFiles.of(f"{tag}/{name}" for name in names)
+    return Foreign(folder, tag, files) if files.model_states else None
 
 
 def is_tag_folder(names: Iterable[str]) -> bool:

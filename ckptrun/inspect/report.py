@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptrun.inspect.checkpoint_folder import MANIFEST, Located, locate
+from ckptrun.inspect.deepspeed_files import summary
 from ckptrun.inspect.pickle_values import SCALARS, Instance
 from ckptrun.inspect.torch_calls import is_foreign
 from ckptrun.inspect.torch_file import TorchFile, read_torch_file
@@ -65,6 +66,7 @@ class Report:
     wrappers: list[Wrapper]
     saved: dict[str, Any] = field(default_factory=dict)  # what the manifest says about the save
     notices: list[str] = field(default_factory=list)
+    deepspeed: dict[str, Any] | None = None  # stage, ranks and shards, where DeepSpeed's strategy wrote it
 
     @property
     def resumable(self) -> bool:
@@ -96,6 +98,7 @@ class Report:
             "wrappers": [{"prefix": w.prefix, "by": w.by, "num_names": w.num_names} for w in self.wrappers],
             "saved": self.saved,
             "notices": self.notices,
+            "deepspeed": self.deepspeed,
         }
 
 
@@ -112,10 +115,19 @@ def inspect_checkpoint(path: str) -> Report:
     weights = _weights(contents.root)
     below_weights = [] if weights is None else _tensors(contents, weights)
     manifest = located.manifest or {}
+    shards = _shards(located)
     missing = _missing(contents.root)
     if located.manifest is not None:
         parts[RANDOM_STATE] = _rank_part(located)
         missing = [name for name in missing if name not in (DATA_POSITION, RANDOM_STATE)]
+        if shards is not None:
+            parts["shards"] = {
+                "num_entries": shards["num_shards"],
+                "num_tensors": 0,
+                "size_bytes": shards["size_bytes"],
+            }
+            whole = () if manifest.get("weights_only") else ("optimizer_states",)
+            missing = [name for name in missing if name not in ("state_dict", *whole)]
         missing += _ranks_without_file(located)
     return Report(
         path=located.folder or os.path.abspath(path),
@@ -135,6 +147,7 @@ def inspect_checkpoint(path: str) -> Report:
         wrappers=find_wrappers([name for name, _ in below_weights]),
         saved={key: manifest[key] for key in _SAVED_KEYS if key in manifest},
         notices=_notices(contents, manifest, path),
+        deepspeed=shards,
     )
 
 
@@ -150,6 +163,16 @@ _SAVED_KEYS = (
     "world_size",
     "saved_at",
 )
+
+
+def _shards(located: Located) -> dict[str, Any] | None:
+    """What the manifest says of DeepSpeed's files."""
+    manifest = located.manifest or {}
+    note = manifest.get("deepspeed")
+    if not isinstance(note, dict):
+        return None
+    files = [(entry["path"], entry["size_bytes"]) for entry in located.files]
+    return summary(note, _as_int(manifest.get("world_size")) or 1, files)
 
 
 def _tensors(contents: TorchFile, value: Any) -> list[tuple[str, Tensor]]:

@@ -31,6 +31,7 @@ from ckptrun.checkpoint.rebuild import rebuild_registry
 from ckptrun.checkpoint.verify import verify_checkpoint
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError
 from ckptrun.launch.spawned import argv_for
+from ckptrun.processes import kill_descendants
 from ckptrun.records import CheckpointRecord, FreshStart, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import edit
@@ -234,7 +235,6 @@ def _run_converter(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
-        process_group=0,
     )
     try:
         while True:
@@ -246,7 +246,8 @@ def _run_converter(
                     return False
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, 9)
+            kill_descendants(process.pid)
+            process.kill()
             process.communicate()
     if process.returncode == 0:
         return True

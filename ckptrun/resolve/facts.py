@@ -58,7 +58,7 @@ class OtherFile:
     """
 
     path: str
-    kind: Literal["missing", "torch-file", "not-a-checkpoint", "unreadable"]
+    kind: Literal["missing", "torch-file", "deepspeed", "not-a-checkpoint", "unreadable"]
     why: str
     near: tuple[str, ...] = ()
 

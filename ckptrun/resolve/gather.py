@@ -21,6 +21,7 @@ from ckptrun.checkpoint.manifest import MANIFEST_NAME
 from ckptrun.checkpoint.rebuild import catch_up, rebuild_registry
 from ckptrun.environment.process import this_process
 from ckptrun.errors import NoCheckpointError
+from ckptrun.inspect.deepspeed_files import foreign, is_shard
 from ckptrun.records import AttemptRecord, Fn, JobFacts, RejectedRecord, Resolution
 from ckptrun.resolve.candidates import screen
 from ckptrun.resolve.facts import NUM_LISTED, Examined, OtherFile, ResolveFacts
@@ -105,12 +106,20 @@ def look_at(path: str) -> Examined | OtherFile:
     try:
         if os.path.isfile(path) and _in_a_checkpoint(path):
             folder = os.path.dirname(path)
+        elif _in_a_checkpoint(os.path.dirname(path)):
+            folder = os.path.dirname(os.path.dirname(path))  # one of DeepSpeed's shards
+        elif os.path.isdir(path) and _in_a_checkpoint(path):
+            folder = os.path.dirname(path)  # the folder with them
         elif os.path.isdir(path):
             if not os.path.lexists(os.path.join(path, MANIFEST_NAME)):
-                os.listdir(path)  # a folder that cannot be read is not one without a manifest
+                other = _deepspeed(path)  # a folder that cannot be read is not one without a manifest
+                if other is not None:
+                    return other
                 return OtherFile(
                     path, "not-a-checkpoint", "a folder without manifest.json is no checkpoint of ckptrun"
                 )
+        elif os.path.isfile(path) and is_shard(os.path.basename(path)):
+            return _deepspeed(os.path.dirname(path)) or _look_into(path)
         elif os.path.isfile(path):
             return _look_into(path)
         else:
@@ -122,6 +131,19 @@ def look_at(path: str) -> Examined | OtherFile:
     except OSError as error:
         return OtherFile(path, "unreadable", f"cannot be read: {error.strerror or error}")
     return catalogues.examine(folder)
+
+
+def _deepspeed(path: str) -> OtherFile | None:
+    """A checkpoint that DeepSpeed wrote without ckptrun: what it is, and what it lacks."""
+    found = foreign(path)
+    if found is None:
+        return None
+    missing = found.files.missing()
+    if missing:
+        return OtherFile(
+            path, "not-a-checkpoint", f"a checkpoint of DeepSpeed that lacks {', '.join(missing)}"
+        )
+    return OtherFile(path, "deepspeed", "a checkpoint of DeepSpeed without anything of ckptrun's")
 
 
 def _in_a_checkpoint(path: str) -> bool:

@@ -314,6 +314,13 @@ def find_path(reference: Reference, facts: ResolveFacts, view: CatalogueView) ->
         found.answer = thing.path
         found.warnings.append(f"{path} is no checkpoint of ckptrun: only its weights are used")
         return found
+    if thing.kind == "deepspeed":
+        return found.fail(
+            5,
+            f"{path} is {thing.why}: where in the data and in which state of randomness it stands is not known, so "
+            "nothing can go on from it.",
+            f"To begin a training from its weights: --ckpt none --init-from {thing.path}",
+        )
     hint = f"Near it: {', '.join(thing.near)}" if thing.near else None
     word = nearest_word(path) if thing.kind == "missing" else None
     if word is not None:

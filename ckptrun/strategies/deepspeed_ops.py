@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptrun.errors import MisconfigurationException
-from ckptrun.processes import process_stat
+from ckptrun.processes import kill_descendants, process_stat
 
 _LOOK_EVERY_S = 0.05
 _LOCK = "lock"
@@ -86,7 +86,6 @@ def compile_op(name: str, stop_requested: Callable[[], bool]) -> bool:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        process_group=0,
     )
     try:
         while True:
@@ -98,7 +97,8 @@ def compile_op(name: str, stop_requested: Callable[[], bool]) -> bool:
                     return False
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, 9)
+            kill_descendants(process.pid)  # ninja gives each compiler a group of its own
+            process.kill()
             process.communicate()
             if not was_locked:
                 _unlock(folder)

@@ -47,14 +47,14 @@ def test_the_document_is_the_one_that_programs_rely_on(run: RunFolder, run_cli: 
     assert done.code == 0, done
     assert tuple(done.document) == KEYS == (
         "run", "status", "stop_reason", "fn", "stage", "step", "epoch", "max_steps", "metrics", "checkpoint",
-        "attempt", "ranks", "heartbeat_age_s", "exit_code", "job",
+        "attempt", "ranks", "heartbeat_age_s", "exit_code", "job", "deepspeed",
     )  # fmt: skip
     assert done.document == {
         "run": "demo", "status": "RUNNING", "stop_reason": None, "fn": "fit", "stage": "train", "step": 120,
         "epoch": 1, "max_steps": 1000, "metrics": {"train_loss": 1.25, "acc": None},
         "checkpoint": RECORD.checkpoint, "attempt": 2, "ranks": [{"rank": 0, "pid": 4711, "host": "node1"}],
         "heartbeat_age_s": done.document["heartbeat_age_s"], "exit_code": None,
-        "job": None,
+        "job": None, "deepspeed": None,
     }  # fmt: skip
 
 
