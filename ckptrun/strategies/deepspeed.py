@@ -120,6 +120,9 @@ class DeepSpeedStrategy(RanksStrategy):
             MisconfigurationException: DeepSpeed's config says something else.
         """
         self._config = merged(self._options, given)
+        if given.micro_batch_size is None:
+            # A loader that does not tell; DeepSpeed wants a number, and only counts samples with it.
+            self._config.setdefault("train_micro_batch_size_per_gpu", 1)
         self._half = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(given.precision)
 
     def setup(

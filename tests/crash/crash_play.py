@@ -70,11 +70,14 @@ _SINGLE = ("supervisor", "group", "all")
 _RANKS = ("rank 0", "rank 1", "fork server", "agent", *_SINGLE)
 _WORKERS = ("data.init_args.num_workers=2",)
 _TWO = ("--strategy", "ddp", "--nproc", "2")
+_ZERO = ("--strategy", "deepspeed", "--nproc", "2")
 SETUPS = (
     Setup("single", (), _SINGLE),
     Setup("single, 2 workers", _WORKERS, ("loader worker", *_SINGLE)),
     Setup("ddp x2", _TWO, _RANKS, 2),
     Setup("ddp x2, 2 workers", (*_TWO, *_WORKERS), ("loader worker", *_RANKS), 2),
+    Setup("ZeRO 1 x2", (*_ZERO, "strategy.stage=1"), _RANKS, 2),
+    Setup("ZeRO 3 x2", (*_ZERO, "strategy.stage=3"), _RANKS, 2),
 )
 # A victim beside these: "who is there", the process that has reached the point.
 AT_THE_POINT = "who is there"
@@ -477,9 +480,18 @@ def _damaged_checkpoint(folder: Path, manifest: dict[str, Any]) -> list[str]:
             )
         elif entry["checksum"] != f"xxh3_64:{xxhash.xxh3_64_hexdigest(data)}":
             trouble.append(f"{path.name} of {folder.name} has another checksum than the manifest says")
-        else:
-            torch.load(path, weights_only=True)
-    wanted = {"state.ckpt", *(f"rank-{rank:04d}.ckpt" for rank in range(manifest["world_size"]))}
+        elif entry["path"] != "latest":
+            # DeepSpeed's files hold a few of its own classes.
+            torch.load(path, weights_only=not entry["path"].startswith("global_step"))
+    ranks = range(manifest["world_size"])
+    wanted = {"state.ckpt", *(f"rank-{rank:04d}.ckpt" for rank in ranks)}
+    if manifest["strategy"] == "deepspeed":
+        tag, part = f"global_step{manifest['step']}", "zero_pp_rank_{}_mp_rank_00_{}_states.pt"
+        models = [part.format(rank, "model") for rank in ranks]
+        if manifest["deepspeed"]["stage"] < 3:
+            models = ["mp_rank_00_model_states.pt"]
+        wanted |= {"latest", *(f"{tag}/{name}" for name in models)}
+        wanted |= {f"{tag}/{part.format(rank, 'optim')}" for rank in ranks}
     if {entry["path"] for entry in manifest["files"]} != wanted:
         trouble.append(f"{folder.name} lists other files than {sorted(wanted)}")
     return trouble
@@ -563,8 +575,9 @@ def picture(project: Path) -> dict[str, Any]:
     loop = {key: value for key, value in state["loops"]["fit_loop"].items() if key != "elapsed_s"}
     return {
         "manifest": manifests[name],
-        "weights": dict(state["state_dict"]),
-        "optimizer states": state["optimizer_states"],
+        "weights": dict(state["state_dict"]) if "state_dict" in state else _deepspeeds_weights(folder),
+        "optimizer states": state.get("optimizer_states", state.get("optimizer_groups")),
+        "parts": {path.name: _part(path) for path in sorted(folder.glob("global_step*/*.pt"))},
         "lr schedulers": state["lr_schedulers"],
         "position": (state["epoch"], state["global_step"], loop, [_data(rank) for rank in ranks]),
         "random states": [rank["random"] for rank in ranks],
@@ -573,6 +586,24 @@ def picture(project: Path) -> dict[str, Any]:
         "kept checkpoints": _kept(project, manifests),
         "metrics.csv": (project / "runs/demo/logs/metrics.csv").read_text(),
     }
+
+
+def _part(path: Path) -> dict[str, Any]:
+    """What one of DeepSpeed's files holds of weights and optimizer."""
+    import torch
+
+    state = torch.load(path, weights_only=False)  # written by the chain itself
+    inner = state.get("optimizer_state_dict") or {}
+    # Not the flat weights of stage 3: what fills them up behind the last one was never written to.
+    names = ("single_partition_of_fp32_groups", "base_optimizer_state", "optimizer_state_dict")
+    return {"module": state.get("module"), **{name: inner.get(name) for name in names}}
+
+
+def _deepspeeds_weights(folder: Path) -> dict[str, Any]:
+    """All weights, put together by DeepSpeed's own tool."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder)))
 
 
 def _data(rank: dict[str, Any]) -> dict[str, Any]:

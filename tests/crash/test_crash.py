@@ -18,7 +18,7 @@ from ckptrun import faults
 
 pytestmark = pytest.mark.crash
 
-_SINGLE, _SINGLE_2_WORKERS, _DDP, _DDP_2_WORKERS = SETUPS
+_SINGLE, _SINGLE_2_WORKERS, _DDP, _DDP_2_WORKERS, _ZERO_1, _ZERO_3 = SETUPS
 
 
 def at(point: str, nth: int = 1, victim: str = AT_THE_POINT) -> Kill:
@@ -92,6 +92,16 @@ CHAINS: dict[str, tuple[Setup, list[Kill]]] = {
             Kill("run", "rank 1", share=0.2),
         ],
     ),
+    # Every rank writes files of its own, rank 1 too.
+    "ZeRO 1": (
+        _ZERO_1,
+        [
+            at("commit:file-half", 8, "rank 1"),
+            at("commit:manifest-written", 2),
+            Kill("save", "all", nth=3, share=0.5),
+        ],
+    ),
+    "ZeRO 3": (_ZERO_3, [at("commit:file-synced", 9, "rank 0"), at("commit:renamed", 2, "all")]),
     "ddp, the end": (_DDP, [at("ledger:written", 2), at("lease-release:renamed", 1, "group")]),
 }
 
