@@ -1,8 +1,8 @@
 """How long does training under DeepSpeed stand still for a save, beside the engine's own ``save_checkpoint``?
 
 A training with two ranks saves now and then; between two saves the engine writes the same state by itself, into another
-folder on the same disk. What counts is how long rank 0's training stood still: for ckptrun as it counts it, for the
-engine from the call to its return. Played twice:
+folder on the same disk. What counts is how long rank 0's training stood still: each from
+the call to its return. Played twice:
 
     background  every periodic save (run.async_save, the default): copied, and written while training goes on
     at once     what a stop, an exception or the end of training saves, and all saves with run.async_save: false;
@@ -82,18 +82,26 @@ class InTurn(Callback):
         self.report, self.folder = report, folder
         self.ours: list[float] = []
         self.engines: list[float] = []
-        self._before = 0.0
+
+    def on_fit_start(self, trainer: Any, *_: Any) -> None:
+        save = trainer.checkpoints.save
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return save(*arguments, **options)
+            finally:
+                self.ours.append(time.perf_counter() - started)
+
+        trainer.checkpoints.save = timed
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         step = trainer.global_step
-        if step and step % EVERY == 0:
-            self.ours.append(trainer.checkpoints.saved_s - self._before)
-        elif step % EVERY == EVERY // 2:
+        if step % EVERY == EVERY // 2:
             trainer.checkpoints.settle()  # the one before is on the disk, so that neither disturbs the other
             started = time.perf_counter()
             trainer.strategy._engine.save_checkpoint(self.folder, tag="engine")
             self.engines.append(time.perf_counter() - started)
-        self._before = trainer.checkpoints.saved_s
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         if trainer.is_global_zero:

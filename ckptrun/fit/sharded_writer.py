@@ -90,6 +90,6 @@ class ShardedWriter(CheckpointWriter):
         copied = self._snapshot.take(dict(shards))
 
         def work() -> None:
-            assist(self._strategy, name, copied, self._failed)
+            assist(self._strategy, name, copied, self._failed, past_cache=True)
 
         self._saver.submit(work)

@@ -74,8 +74,18 @@ class Gathering:
         self._strategy.forget(_over(name))
 
 
-def assist(strategy: Strategy, name: str, files: Mapping[str, Any], failed: Callable[[], bool]) -> None:
+def assist(
+    strategy: Strategy,
+    name: str,
+    files: Mapping[str, Any],
+    failed: Callable[[], bool],
+    *,
+    past_cache: bool = False,
+) -> None:
     """The part of another rank in a save: write ``files`` as often as the rank that commits tries.
+
+    Args:
+        past_cache: as for :func:`ckptrun.checkpoint.commit.commit`.
 
     Raises:
         SaveError: a rank has failed.
@@ -87,18 +97,19 @@ def assist(strategy: Strategy, name: str, files: Mapping[str, Any], failed: Call
         folder = strategy.look(begun)
         if folder is None:
             return
-        told = _write(folder.decode(), files)
+        told = _write(folder.decode(), files, past_cache)
         strategy.post(_written(name, number, strategy.rank), json.dumps(told).encode())
         number += 1
 
 
-def _write(folder: str, files: Mapping[str, Any]) -> dict[str, Any]:
+def _write(folder: str, files: Mapping[str, Any], past_cache: bool) -> dict[str, Any]:
     records: list[FileRecord] = []
     try:
         if not os.path.isdir(folder):
             raise OSError(errno.ENOENT, "the folder that another rank made cannot be seen here", folder)
         for path, state in files.items():
-            records.append(write_file(folder, path, functools.partial(write_state, state=state)))
+            writer = functools.partial(write_state, state=state)
+            records.append(write_file(folder, path, writer, past_cache=past_cache))
     except OSError as error:
         return {"error": [error.errno, error.strerror or str(error), error.filename], "files": []}
     except Exception as error:

@@ -123,11 +123,11 @@ class FailingShard(Callback):
 
         real, left = shards.write_file, [trainer.global_rank]
 
-        def write_file(*args: Any) -> Any:
+        def write_file(*args: Any, **options: Any) -> Any:
             if left[0]:
                 left[0] = 0
                 raise OSError(errno.EIO, "the disk is away", args[0])
-            return real(*args)
+            return real(*args, **options)
 
         shards.write_file = write_file
 
