@@ -153,8 +153,10 @@ def test_going_on_with_the_other_strategy_is_refused(
     work = Work(options={"max_epochs": 2})
     folder = checkpoint(root, written)
     played = play(server, tmp_path, "next", work, strategy=strategy, reference=folder)
-    assert played.code == IncompatibleError.exit_code
-    assert "--init-from" in str(played.outcome.error.hint)
+    assert (played.code, played.result.outcome) == (IncompatibleError.exit_code, None)  # no rank was started
+    assert played.result.resolution is not None
+    assert played.result.resolution.error is not None
+    assert "--init-from" in str(played.result.resolution.error.hint)
 
 
 def test_load_full_weights_goes_on_from_a_plain_checkpoint(
