@@ -242,6 +242,19 @@ def test_hyperparameters(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_hyperparameters_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table beside the training is no reason to end it."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ckptrun.fit.loggers.csv.write_atomic", full)
+    started(tmp_path).log_hyperparams({"lr": 0.1})
+    assert "hparams.yaml: [Errno 28] No space left on device" in caplog.text
+
+
 def test_where_it_writes(tmp_path: Path) -> None:
     assert CSVLogger(tmp_path, "name", 3).path == f"{tmp_path}/name/version_3/metrics.csv"
     assert CSVLogger(tmp_path, version="v").log_dir == f"{tmp_path}/v"

@@ -80,9 +80,13 @@ class CSVLogger(Logger):
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         import yaml
 
-        os.makedirs(self.log_dir, exist_ok=True)
         text = yaml.safe_dump(_plain(params), sort_keys=False, allow_unicode=True)
-        write_atomic(os.path.join(self.log_dir, "hparams.yaml"), text.encode(), durable=False)
+        path = os.path.join(self.log_dir, "hparams.yaml")
+        try:
+            os.makedirs(self.log_dir, exist_ok=True)
+            write_atomic(path, text.encode(), durable=False)
+        except OSError as error:
+            log.warning("The hyperparameters cannot be written to %s: %s", path, error)
 
     def save(self) -> None:
         """Write the rows out. Where that fails (a full disk), say so once, keep them and try again later."""
