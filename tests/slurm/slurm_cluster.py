@@ -386,7 +386,7 @@ class SlurmCluster:
         """The job's state: ``PENDING``, ``RUNNING``, ``COMPLETED`` …; empty where it is not known."""
         return self.job(job_id).get("JobState", "")
 
-    def wait_for_state(self, job_id: str, *states: str, timeout_s: float = 60.0) -> dict[str, str]:
+    def wait_for_state(self, job_id: str, *states: str, timeout_s: float = 120.0) -> dict[str, str]:
         """Wait until the job is in one of ``states``, and return what the controller says of it."""
 
         def there() -> dict[str, str] | None:
@@ -400,7 +400,7 @@ class SlurmCluster:
             time.sleep(0.05)
         return job
 
-    def wait_for_restart(self, job_id: str, restarts: int, timeout_s: float = 90.0) -> dict[str, str]:
+    def wait_for_restart(self, job_id: str, restarts: int, timeout_s: float = 180.0) -> dict[str, str]:
         """Wait until the job has started for the ``restarts + 1``-th time, which comes sooner than it would by itself.
 
         Not at once: in the second in which a node ended the job it would not let it start.
