@@ -15,7 +15,7 @@ from ckptrun.processes import process_stat
 from ckptrun.run.control import FILE_NAME
 from ckptrun.run.folder import RunFolder
 
-_TEMPORARY = re.compile(r"\..+\.tmp-(\d+)(?:-\d+)?")  # behind it the writer's process, and its thread
+_TEMPORARY = re.compile(r"\..+\.tmp-(\d+)(?:-(\d+))?")  # behind it the writer's process, and its thread
 
 
 def sweep(folder: RunFolder) -> list[str]:
@@ -37,7 +37,7 @@ def sweep(folder: RunFolder) -> list[str]:
             temporary = _TEMPORARY.fullmatch(name)
             if temporary is not None:
                 # `ckptrun pin` or `save` may be writing at this moment.
-                leftover = process_stat(int(temporary[1])) is None
+                leftover = not _runs(int(temporary[1]), temporary[2])
             else:
                 leftover = path == folder.control_dir and FILE_NAME.fullmatch(name) is not None
             if leftover:
@@ -48,3 +48,11 @@ def sweep(folder: RunFolder) -> list[str]:
                     continue
                 removed.append(os.path.join(path, name))
     return removed
+
+
+def _runs(pid: int, thread: str | None) -> bool:
+    """Whether the writer is still there. Its thread is asked for where the name has it: the number of a process that
+    was killed is soon another's."""
+    if thread is not None and os.path.isdir("/proc/self/task"):
+        return os.path.isdir(f"/proc/{pid}/task/{thread}")
+    return process_stat(pid) is not None
