@@ -420,7 +420,10 @@ def _save_error(folder: str, name: str, error: Exception, needed_bytes: int | No
         free = "what is free on that disk cannot be told"
     if error.errno == EDQUOT:
         free += ", and a quota of the user or the project is used up"
-    needed = "" if needed_bytes is None else f"About {_in_words(needed_bytes)} were needed; "
+    needed = ""
+    if needed_bytes is not None:
+        fits = not _lacks_room(folder, needed_bytes)  # now; or what comes to the tensors does not
+        needed = f"{'More than' if fits else 'About'} {_in_words(needed_bytes)} were needed; "
     return SaveError(f"{what}. {needed}{free}.", hint=f"The earlier checkpoints are untouched. {_ROOM}")
 
 
