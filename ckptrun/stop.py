@@ -174,6 +174,7 @@ class StopListener:
         self._installed = False
         self._handlers: dict[int, _Handler] = {}
         self._previous_fd = -1
+        self._takes_signals = False
         self._read_fd = self._write_fd = -1
         self._thread: threading.Thread | None = None
 
@@ -211,6 +212,7 @@ class StopListener:
 
     def _take_signals(self, signals: Iterable[int]) -> None:
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._takes_signals = True  # though there may be none
         for signum in dict.fromkeys(signals):
             previous = signal.getsignal(signum)
             if signum == signal.SIGHUP and previous == signal.SIG_IGN:
@@ -226,12 +228,13 @@ class StopListener:
         global _active
         if not self._installed:
             return
-        if self._handlers and threading.current_thread() is not threading.main_thread():
+        if self._takes_signals and threading.current_thread() is not threading.main_thread():
             raise RuntimeError("StopListener.restore() belongs in the thread that called install()")
         self._installed = False
         if _active is self:
             _active = None
-        if self._handlers:
+        if self._takes_signals:
+            self._takes_signals = False
             for signum, previous in self._handlers.items():
                 if signal.getsignal(signum) == self._handle:
                     # None: it was set by C code and cannot be named from here.

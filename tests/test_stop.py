@@ -607,3 +607,10 @@ def test_it_loads_without_anything_heavy() -> None:
     code = f"import sys, ckptrun.stop; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_restore_gives_the_descriptor_back_where_no_signal_was_taken() -> None:
+    listener = StopListener()
+    listener.install(signals=())
+    listener.restore()
+    assert signal.set_wakeup_fd(-1) == -1

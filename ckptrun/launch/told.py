@@ -44,6 +44,7 @@ def resolution_from_plain(value: Mapping[str, Any]) -> Resolution:
         fields = dict(answer["checkpoint"])
         fields["line"] = tuple((int(first), int(last)) for first, last in fields["line"])
         fields["saved_for"] = tuple(fields["saved_for"])
+        fields["noted"] = tuple(fields["noted"])
         answer = CheckpointRecord(**fields)
     elif isinstance(answer, dict):
         answer = FreshStart(answer["fresh"])

@@ -121,7 +121,6 @@ def test_jobs(script: Any, words: list[str], expected: dict[str, str | None], co
         (["--", "account=x"], "no option of sbatch"),
         (["--", "--comment=a\nb"], "cannot stand in a #SBATCH line"),
         (["trainer.max_step=5"], "max_step"),
-        (["--launcher", "deepspeed"], "not available yet"),
         (["-c", "missing.yaml"], "missing.yaml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
