@@ -80,9 +80,14 @@ def _be_rank(channel: Any, numbers: dict[str, int]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
     os.environ.update(_environment(numbers, job))
+    import torch.distributed  # in all ranks at once, not in the others once rank 0 has it and tells where to meet
+
     store = None
     if numbers["rank"] == 0:
-        store = _make_store(numbers["world_size"])
+        # At a free port, so that nobody else's can be in the way.
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            "0.0.0.0", 0, numbers["world_size"], is_master=True, wait_for_workers=False
+        )
         channel.send("store", port=store.port)
     met = _await(messages, "meet", stop)
     os.environ.update(
@@ -104,13 +109,6 @@ def _environment(numbers: dict[str, int], job: dict[str, Any]) -> dict[str, str]
         "GROUP_RANK": str(numbers["host_rank"]),
         **job["env"],
     }
-
-
-def _make_store(world_size: int) -> Any:
-    """Where ranks meet: at a free port, so that nobody else's can be in the way."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore("0.0.0.0", 0, world_size, is_master=True, wait_for_workers=False)
 
 
 def _await(messages: Iterator[dict[str, Any]], op: str, stop: Any) -> dict[str, Any]:

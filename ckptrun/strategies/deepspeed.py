@@ -98,6 +98,8 @@ class DeepSpeedStrategy(RanksStrategy):
 
     def prepare(self, say: Callable[[str], None], stop_requested: Callable[[], bool]) -> None:
         """Have DeepSpeed's operations compiled, by the first rank of each host, while the others wait."""
+        import deepspeed  # noqa: F401  # by all ranks at once, not by the others after the first has looked
+
         host = os.environ.get("GROUP_RANK", os.environ.get("CROSS_RANK", "0"))
         done = f"ops/{host}"
         if self.local_rank != 0:
