@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckptrun.errors import MisconfigurationException
@@ -48,9 +48,25 @@ def not_compiled(config: Mapping[str, Any]) -> list[str]:
         if builder is None or not builder.is_compatible(verbose=False):
             continue  # DeepSpeed does without, or says itself what is missing
         folder = _folder(builder.name)
-        if not os.path.exists(os.path.join(folder, f"{builder.name}.so")) or _is_locked(folder):
+        sources = [builder.deepspeed_src_path(source) for source in builder.sources()]
+        if _is_locked(folder) or not _is_built_from(folder, builder.name, sources):
             found.append(name)
     return found
+
+
+def _is_built_from(folder: str, name: str, sources: Sequence[str]) -> bool:
+    """Whether a library is there that ninja would not build anew when it is loaded: of these very sources, and of this
+    torch. All environments of a user share the folder."""
+    import torch
+
+    try:
+        with open(os.path.join(folder, "build.ninja"), encoding="utf-8") as file:
+            told = file.read()
+        built = os.stat(os.path.join(folder, f"{name}.so")).st_mtime
+        versions = [*sources, os.path.join(os.path.dirname(torch.__file__), "version.py")]
+        return all(os.stat(path).st_mtime <= built for path in versions) and all(s in told for s in sources)
+    except OSError:
+        return False
 
 
 def _needed(config: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
