@@ -42,7 +42,8 @@ from ckptrun.records import (
 from ckptrun.resolve.explain import passed_over
 from ckptrun.resolve.finished import Limits
 from ckptrun.run.folder import RunFolder
-from ckptrun.session import SessionResult, SessionSpec, run_session
+from ckptrun.session.spec import SessionResult, SessionSpec
+from ckptrun.session.story import run_session
 from ckptrun.stop import DEFAULT_GRACE_S, StopListener
 
 _BY_CODE: dict[int, type[CkptrunError]] = {3: NoCheckpointError, 4: RunInUseError, 5: IncompatibleError}

@@ -32,7 +32,8 @@ from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.plan import LaunchPlan
 from ckptrun.records import CheckpointRecord, Fn, Outcome
 from ckptrun.run.folder import RunFolder
-from ckptrun.session import SessionResult, SessionSpec, run_session
+from ckptrun.session.spec import SessionResult, SessionSpec
+from ckptrun.session.story import run_session
 from ckptrun.stop import StopListener
 
 NUM_SAMPLES, BATCH = 44, 4  # of 2 ranks: 5 steps of 8 samples and one of 4, an epoch

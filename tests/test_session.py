@@ -31,7 +31,8 @@ from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.lease import Holder, Lease, read_lease
 from ckptrun.run.registry import Registry, edit
-from ckptrun.session import SessionResult, SessionSpec, preview, run_session
+from ckptrun.session.spec import SessionResult, SessionSpec
+from ckptrun.session.story import preview, run_session
 from ckptrun.stop import StopListener
 
 DONE = Outcome(StopReason.DONE)

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from ckptrun import Module, Trainer, session
+from ckptrun import Module, Trainer
 from ckptrun.callbacks import ModelCheckpoint
 from ckptrun.errors import NoCheckpointError
 from ckptrun.run.evals import begin_eval, in_use
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import Registry
+from ckptrun.session import evaluate as story_of_evaluation
+from ckptrun.session import ranks
 
 
 class Model(Module):
@@ -62,7 +64,7 @@ def test_a_checkpoint_that_went_after_the_choice_is_chosen_anew(
             shutil.rmtree(checkpoint)  # what retention does between the choice and the mark
         return begin_eval(run, fn, checkpoint)
 
-    monkeypatch.setattr(session, "begin_eval", late)
+    monkeypatch.setattr(story_of_evaluation, "begin_eval", late)
     with pytest.warns(UserWarning, match="gone from the disk"):
         resolution = evaluate(folder)
     assert resolution.step == 3
@@ -78,7 +80,7 @@ def test_one_that_always_goes_is_an_error_and_no_traceback(
         shutil.rmtree(checkpoint)
         return begin_eval(run, fn, checkpoint)
 
-    monkeypatch.setattr(session, "begin_eval", late)
+    monkeypatch.setattr(story_of_evaluation, "begin_eval", late)
     with pytest.raises(NoCheckpointError):
         evaluate(folder)
 
@@ -89,7 +91,7 @@ def test_one_that_is_damaged_is_set_aside_and_no_rank_is_forked_in_one_process(
     newest = Path(folder.checkpoints_dir) / "00000004-step-00000004"
     whole = (newest / "state.ckpt").read_bytes()
     (newest / "state.ckpt").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    monkeypatch.setattr(session, "take", lambda *_, **__: pytest.fail("there is no use for a fork server"))
+    monkeypatch.setattr(ranks, "take", lambda *_, **__: pytest.fail("there is no use for a fork server"))
     with pytest.warns(UserWarning, match="quarantined"):
         assert evaluate(folder).step == 3
     assert set(Registry.load(folder.registry).quarantine) == {newest.name}

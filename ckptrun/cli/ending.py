@@ -21,12 +21,12 @@ from ckptrun.records import Fn, Outcome, StopReason
 from ckptrun.resolve.explain import to_json
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.status import read_status
-from ckptrun.session import SessionResult
+from ckptrun.session.spec import SessionResult
 
 # The examples are the user's, as far as a traceback goes.
 _OURS = tuple(
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), part)
-    for part in ("fit", "launch", "cli", "strategies", "session.py", "checkpoint")
+    for part in ("fit", "launch", "cli", "strategies", "session", "checkpoint")
 )
 _ENDED = {
     StopReason.KEYBOARD: "stopped by Ctrl-C",

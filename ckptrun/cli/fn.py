@@ -35,7 +35,8 @@ from ckptrun.launch.walltime import Walltime
 from ckptrun.records import Fn, Progress, Resolution
 from ckptrun.resolve.explain import headline, passed_over, to_json
 from ckptrun.resolve.finished import Limits
-from ckptrun.session import SessionSpec, preview, run_session
+from ckptrun.session.spec import SessionSpec
+from ckptrun.session.story import preview, run_session
 from ckptrun.stop import DEFAULT_GRACE_S, StopListener
 
 if TYPE_CHECKING:

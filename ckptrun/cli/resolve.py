@@ -16,7 +16,7 @@ from ckptrun.cli.settle import settle_fn
 from ckptrun.errors import CkptrunError, UsageError
 from ckptrun.records import FNS
 from ckptrun.resolve.explain import to_json
-from ckptrun.session import preview
+from ckptrun.session.story import preview
 from ckptrun.stop import StopListener
 
 
