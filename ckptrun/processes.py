@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+_LOOK_EVERY_S = 0.05
 
 
 class ProcessStat(NamedTuple):
@@ -76,6 +80,40 @@ def kill_descendants(pid: int | None = None, *, timeout_s: float = 2.0) -> list[
             return sorted(living)
         time.sleep(0.005)
     return []
+
+
+def run_unless_stopped(
+    command: Sequence[str], stop_requested: Callable[[], bool], *, env: Mapping[str, str] | None = None
+) -> tuple[int, str] | None:
+    """Run a command to its end, or until a stop is requested, which ends it and all that it has started.
+
+    Returns:
+        Its exit code and all that it printed; None where a stop ended it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
+    )
+    try:
+        while True:
+            try:
+                said, _ = process.communicate(timeout=_LOOK_EVERY_S)
+                return process.returncode, said.decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                if stop_requested():
+                    return None
+    finally:
+        if process.poll() is None:
+            kill_descendants(process.pid)  # some give what they start a process group of its own
+            process.kill()
+            process.communicate()
+
+
+def last_line(said: str) -> str:
+    """The last line that is not empty: with most tools, what went wrong."""
+    return (said.strip().splitlines() or [""])[-1]
 
 
 def reap_orphans() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, Final
 
@@ -71,14 +72,39 @@ def read_state(path: str, *, checksum: str | None = None, size_bytes: int | None
         IncompatibleError: it holds objects that ``weights_only=True`` refuses, or has a checksum of a kind
             that this version does not know.
     """
-    patience = Patience()
-    # What is wrong is read a second time, from the disk: a cache or the network may have erred.
-    mistrusted = False
+    return _read_patiently(path, lambda raw: _read(raw, path, checksum, size_bytes))
+
+
+def map_state(path: str, *, checksum: str | None = None, size_bytes: int | None = None) -> Any:
+    """As :func:`read_state`, with tensors whose bytes stay in the file until they are used.
+
+    All bytes are read once for the checksum, a block at a time. Not for what is trained on; for what is copied.
+
+    Raises:
+        DamagedCheckpointError, NoCheckpointError, IncompatibleError: as :func:`read_state`.
+    """
+
+    def read(raw: _File) -> Any:
+        wrong = _wrong_size(raw, path, size_bytes)
+        if wrong is None and checksum is not None:
+            wrong = _wrong_checksum(raw, path, checksum)
+        if wrong is not None:
+            raise wrong
+        raw.seek(0)
+        return _load(raw, path, mapped=True)
+
+    return _read_patiently(path, read)
+
+
+def _read_patiently(path: str, read: Callable[[_File], Any]) -> Any:
+    """What ``read`` makes of the file; again after an I/O error that may pass, and once more from the disk where it
+    finds damage: a cache or the network may have erred."""
+    patience, mistrusted = Patience(), False
     while True:
         try:
             with _File(path) as raw:
                 try:
-                    return _read(raw, path, checksum, size_bytes)
+                    return read(raw)
                 except DamagedCheckpointError:
                     if mistrusted:
                         raise
@@ -91,44 +117,6 @@ def read_state(path: str, *, checksum: str | None = None, size_bytes: int | None
                 continue
             raise _unreadable(path, error) from error
         mistrusted = True
-
-
-def map_state(path: str, *, checksum: str | None = None, size_bytes: int | None = None) -> Any:
-    """As :func:`read_state`, with tensors whose bytes stay in the file until they are used.
-
-    All bytes are read once for the checksum, a block at a time. Not for what is trained on; for what is copied.
-
-    Raises:
-        DamagedCheckpointError, NoCheckpointError, IncompatibleError: as :func:`read_state`.
-    """
-    patience, mistrusted = Patience(), False
-    while True:
-        try:
-            with _File(path) as raw:
-                wrong = _wrong_bytes(raw, path, checksum, size_bytes)
-                if wrong is None:
-                    raw.seek(0)
-                    return _load(raw, path, mapped=True)
-                if mistrusted:
-                    raise wrong
-                forget_cached(raw.fileno())
-        except FileNotFoundError:
-            if mistrusted:
-                raise _damaged(path, f"{path} is missing") from None
-        except OSError as error:
-            if patience.again(error):
-                continue
-            raise _unreadable(path, error) from error
-        mistrusted = True
-
-
-def _wrong_bytes(
-    raw: _File, path: str, checksum: str | None, size_bytes: int | None
-) -> DamagedCheckpointError | None:
-    wrong = _wrong_size(raw, path, size_bytes)
-    if wrong is None and checksum is not None:
-        wrong = _wrong_checksum(raw, path, checksum)
-    return wrong
 
 
 def _unreadable(path: str, error: OSError) -> NoCheckpointError:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from ckptrun.checkpoint.commit import commit, preflight
+from ckptrun.checkpoint.commit import Others, commit, preflight
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.checkpoint.snapshot import AsyncSaver, Snapshot
 from ckptrun.checkpoint.state_file import write_state
@@ -162,7 +162,16 @@ class CheckpointWriter:
                     self.error = "another process has taken the run over"
                     self._context.say(f"{name} is not written: {self.error}.")
                     return None
-                written = self._commit_once(name, files, manifest, needed_bytes, last_word, past_cache)
+                written = commit(
+                    self._folder,
+                    name,
+                    files,
+                    manifest,
+                    needed_bytes=needed_bytes,
+                    last_word=last_word,
+                    past_cache=past_cache,
+                    others=self._others(),
+                )
                 self.error = None
                 return written
             except SaveError as error:
@@ -176,24 +185,9 @@ class CheckpointWriter:
                 time.sleep(wait_s)
         return None
 
-    def _commit_once(
-        self,
-        name: str,
-        files: dict[str, Any],
-        manifest: Manifest,
-        needed_bytes: int,
-        last_word: Callable[[Manifest], Manifest],
-        past_cache: bool,
-    ) -> Manifest:
-        return commit(
-            self._folder,
-            name,
-            files,
-            manifest,
-            needed_bytes=needed_bytes,
-            last_word=last_word,
-            past_cache=past_cache,
-        )
+    def _others(self) -> Others | None:
+        """Who else writes a part of the same checkpoint."""
+        return None
 
     def _worth_another_try(self) -> bool:
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckptrun.checkpoint.commit import commit
+from ckptrun.checkpoint.commit import Others
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.checkpoint.snapshot import Snapshot
 from ckptrun.fit.checkpoint_writer import CheckpointWriter
@@ -54,25 +54,8 @@ class ShardedWriter(CheckpointWriter):
         finally:
             self._gathering.end()
 
-    def _commit_once(
-        self,
-        name: str,
-        files: dict[str, Any],
-        manifest: Manifest,
-        needed_bytes: int,
-        last_word: Callable[[Manifest], Manifest],
-        past_cache: bool,
-    ) -> Manifest:
-        return commit(
-            self._folder,
-            name,
-            files,
-            manifest,
-            needed_bytes=needed_bytes,
-            last_word=last_word,
-            past_cache=past_cache,
-            others=self._gathering,
-        )
+    def _others(self) -> Others | None:
+        return self._gathering
 
     def _worth_another_try(self) -> bool:
         return not self._failed()

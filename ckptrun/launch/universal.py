@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,13 +30,12 @@ from ckptrun.checkpoint.rebuild import rebuild_registry
 from ckptrun.checkpoint.verify import verify_checkpoint
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError
 from ckptrun.launch.spawned import argv_for
-from ckptrun.processes import kill_descendants
+from ckptrun.processes import last_line, run_unless_stopped
 from ckptrun.records import CheckpointRecord, FreshStart, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import edit
 
 KEY = "deepspeed"  # of the note in a manifest
-_LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -229,31 +227,18 @@ def _run_converter(
     Raises:
         IncompatibleError: it could not.
     """
-    process = subprocess.Popen(
+    done = run_unless_stopped(
         argv_for("ckptrun.launch.universal_convert", source, target),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stop_requested,
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
     )
-    try:
-        while True:
-            try:
-                said, _ = process.communicate(timeout=_LOOK_EVERY_S)
-                break
-            except subprocess.TimeoutExpired:
-                if stop_requested():
-                    return False
-    finally:
-        if process.poll() is None:
-            kill_descendants(process.pid)
-            process.kill()
-            process.communicate()
-    if process.returncode == 0:
+    if done is None:
+        return False
+    code, said = done
+    if code == 0:
         return True
-    lines = said.decode(errors="replace").strip().splitlines()
     raise IncompatibleError(
-        f"{answer.name} could not be converted to DeepSpeed's universal format: {lines[-1] if lines else ''}",
+        f"{answer.name} could not be converted to DeepSpeed's universal format: {last_line(said)}",
         hint=f"Go on with as many ranks and the stage that it was written with, or start a run from its weights: "
         f"--run NAME --ckpt none --init-from {answer.path}",
     )

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckptrun.errors import MisconfigurationException
-from ckptrun.processes import kill_descendants, process_stat
+from ckptrun.processes import last_line, process_stat, run_unless_stopped
 
-_LOOK_EVERY_S = 0.05
 _LOCK = "lock"
 _COMPILE = (
     "import os, sys\n"
@@ -97,31 +95,18 @@ def compile_op(name: str, stop_requested: Callable[[], bool]) -> bool:
     if _is_locked(folder) and not _somebody_compiles(folder):
         os.unlink(os.path.join(folder, _LOCK))
     was_locked = _is_locked(folder)
-    process = subprocess.Popen(
-        [sys.executable, "-c", _COMPILE, name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    done = None
     try:
-        while True:
-            try:
-                said, _ = process.communicate(timeout=_LOOK_EVERY_S)
-                break
-            except subprocess.TimeoutExpired:
-                if stop_requested():
-                    return False
+        done = run_unless_stopped([sys.executable, "-c", _COMPILE, name], stop_requested)
     finally:
-        if process.poll() is None:
-            kill_descendants(process.pid)  # ninja gives each compiler a group of its own
-            process.kill()
-            process.communicate()
-            if not was_locked:
-                _unlock(folder)
-    if process.returncode != 0:
-        lines = said.decode(errors="replace").strip().splitlines()
+        if done is None and not was_locked:
+            _unlock(folder)
+    if done is None:
+        return False
+    code, said = done
+    if code != 0:
         raise MisconfigurationException(
-            f"DeepSpeed's operation {name.removesuffix('Builder')} does not compile: {lines[-1] if lines else ''}",
+            f"DeepSpeed's operation {name.removesuffix('Builder')} does not compile: {last_line(said)}",
             hint="It needs g++, ninja and Python's headers; `ds_report` tells what is missing.",
         )
     return True
