@@ -16,6 +16,7 @@ from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.manifest import Manifest, read_manifest
 from ckptrun.errors import DamagedCheckpointError
+from ckptrun.run import best_k
 from ckptrun.run.registry import Registry
 
 
@@ -122,14 +123,14 @@ def _score(entry: dict[str, Any], name: str, manifest: Manifest) -> None:
     score = manifest.metrics.get(entry["monitor"]) if entry.get("monitor") else None
     if score is None:
         return
-    ranked = {**(entry.get("best_k") or {}), name: score}
-    order = sorted(ranked, key=lambda known: ranked[known], reverse=entry.get("mode") == "max")
-    num_kept = entry.get("save_top_k", 1)
-    if num_kept != -1:
-        order = order[:num_kept]
-    entry["best_k"] = {known: ranked[known] for known in ranked if known in order}
-    if order:
-        entry["best"], entry["best_score"] = order[0], ranked[order[0]]
+    scores, mode, limit = entry.get("best_k") or {}, entry.get("mode") or "min", entry.get("save_top_k", 1)
+    others = {known: value for known, value in scores.items() if known != name}
+    if best_k.comes_in(others, score, mode=mode, limit=limit):
+        scores = best_k.entered(others, name, score, mode=mode, limit=limit)
+    entry["best_k"] = best_k.cut(scores, mode=mode, limit=limit)
+    first = best_k.best(entry["best_k"], mode)
+    if first is not None:
+        entry["best"], entry["best_score"] = first, entry["best_k"][first]
 
 
 def _takeovers(manifests: Iterable[Manifest]) -> list[dict[str, int]]:

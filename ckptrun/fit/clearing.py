@@ -19,6 +19,7 @@ from ckptrun.checkpoint.commit import remove, take_away
 from ckptrun.checkpoint.retention import PASSING, decide, names_to_delete
 from ckptrun.fit.context import RankContext
 from ckptrun.records import CheckpointRecord
+from ckptrun.run import best_k
 from ckptrun.run.evals import in_use
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import HELD_REASONS, Registry
@@ -63,10 +64,8 @@ def _cut(entry: dict[str, Any], limit: int) -> dict[str, Any]:
     """The entry once the callback keeps ``limit`` of its best, as it does with its next save."""
     if limit == 0 or entry.get("monitor") is None:
         return entry
-    best_k = entry.get("best_k") or {}
-    newest_first = list(best_k)[::-1]
-    order = sorted(newest_first, key=best_k.__getitem__, reverse=entry.get("mode") == "max")[:limit]
-    return {**entry, "best_k": {name: best_k[name] for name in order}}
+    kept = best_k.cut(entry.get("best_k") or {}, mode=entry.get("mode") or "min", limit=limit)
+    return {**entry, "best_k": kept}
 
 
 class Clearing:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.fit.callback import Callback
 from ckptrun.records import CheckpointRecord
+from ckptrun.run import best_k
 
 log = logging.getLogger(__name__)
 
@@ -75,45 +76,31 @@ class CheckpointBooks(Callback):
         held = self._held()
         return [path for path in was if path and path not in held]
 
-    def _ranked(self) -> list[tuple[str, Tensor]]:
-        """Best first; of equal scores the newer one first, so that the older one goes."""
-        newest_first = reversed(self.best_k_models.items())
-        return sorted(newest_first, key=lambda item: float(item[1]), reverse=self.mode == "max")
-
     def _beats_kth(self, score: Tensor | None) -> bool:
         """Whether a state with this score belongs to the best ``save_top_k``."""
         if score is None:
             return False
-        if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k:
-            return True
-        kth = self._ranked()[self.save_top_k - 1][1]
-        return bool(score < kth) if self.mode == "min" else bool(score > kth)
+        return best_k.comes_in(self.best_k_models, score, mode=self.mode, limit=self.save_top_k)
 
     def _enter(self, path: str, score: Tensor | None) -> None:
         """Take a checkpoint among those to keep; without a score it takes the place of the one before."""
         if score is None:
             self.best_model_path = path
             return
-        others = [(old, value) for old, value in self._ranked() if old != path]
-        if self.save_top_k > 0:
-            others = others[: self.save_top_k - 1]
-        keep = {old for old, _ in others}
-        kept = {old: value for old, value in self.best_k_models.items() if old in keep}
-        self.best_k_models = kept | {path: score}
+        self.best_k_models = best_k.entered(
+            self.best_k_models, path, score, mode=self.mode, limit=self.save_top_k
+        )
         self.current_score = score
         self._rank()
 
     def _rank(self) -> None:
-        """Fill in what follows from ``best_k_models``; of equal scores the first one stays the best."""
-        ranked = self._ranked()
-        if ranked:
-            best = ranked[0][1]
-            self.best_model_score = best
-            self.best_model_path = next(path for path, score in self.best_k_models.items() if score == best)
-        else:
-            self.best_model_path, self.best_model_score = "", None
+        """Fill in what follows from ``best_k_models``."""
+        models = self.best_k_models
+        ranked, first = best_k.ranked(models, self.mode), best_k.best(models, self.mode)
+        self.best_model_path = first or ""
+        self.best_model_score = None if first is None else models[first]
         if ranked and (self.save_top_k == -1 or len(ranked) >= self.save_top_k):
-            self.kth_best_model_path, self.kth_value = ranked[-1]
+            self.kth_best_model_path, self.kth_value = ranked[-1], models[ranked[-1]]
         else:
             self.kth_best_model_path, self.kth_value = "", self._worst
 
