@@ -202,16 +202,20 @@ def _unshared(fd: int) -> Iterator[None]:
         _being_written.discard(fd)
 
 
-def preflight(folder: str, needed_bytes: int) -> str | None:
-    """A warning where ``folder``'s disk has less free space than ``needed_bytes``, else None."""
+def preflight(folder: str, needed_bytes: int, *, what: str = "The next checkpoint") -> str | None:
+    """A warning where ``folder``'s disk has less free space than ``needed_bytes``, else None.
+
+    Args:
+        what: is going to be written there.
+    """
     try:
-        free_bytes = _free_bytes(folder)
+        found_bytes = free_bytes(folder)
     except OSError as error:
         return f"The free space for checkpoints in {folder} cannot be told: {error.strerror}."
-    if free_bytes >= needed_bytes:
+    if found_bytes >= needed_bytes:
         return None
     return (
-        f"The next checkpoint needs about {_in_words(needed_bytes)}, and only {_in_words(free_bytes)} "
+        f"{what} needs about {_in_words(needed_bytes)}, and only {_in_words(found_bytes)} "
         f"are free in {folder}. {_ROOM}"
     )
 
@@ -415,7 +419,7 @@ def _save_error(folder: str, name: str, error: Exception, needed_bytes: int | No
             hint="The earlier checkpoints are untouched. Look at the state of that disk or mount.",
         )
     try:
-        free = f"{_in_words(_free_bytes(folder))} are free on that disk"
+        free = f"{_in_words(free_bytes(folder))} are free on that disk"
     except OSError:
         free = "what is free on that disk cannot be told"
     if error.errno == EDQUOT:
@@ -430,12 +434,12 @@ def _save_error(folder: str, name: str, error: Exception, needed_bytes: int | No
 def _lacks_room(folder: str, needed_bytes: int) -> bool:
     """Whether so many bytes certainly do not fit."""
     try:
-        return _free_bytes(folder) < needed_bytes
+        return free_bytes(folder) < needed_bytes
     except OSError:
         return False
 
 
-def _free_bytes(folder: str) -> int:
+def free_bytes(folder: str) -> int:
     """What a user without special rights can still write, in bytes.
 
     Raises:

@@ -24,17 +24,18 @@ from typing import BinaryIO
 
 from ckptrun.checkpoint import naming
 from ckptrun.checkpoint.catalogue import Catalogue
-from ckptrun.checkpoint.commit import Writer, commit, discard_scratch, scratch_folder
+from ckptrun.checkpoint.commit import Writer, commit, discard_scratch, free_bytes, preflight, scratch_folder
 from ckptrun.checkpoint.manifest import Manifest, extend_line, read_manifest
 from ckptrun.checkpoint.rebuild import rebuild_registry
 from ckptrun.checkpoint.verify import verify_checkpoint
-from ckptrun.errors import DamagedCheckpointError, IncompatibleError
+from ckptrun.errors import DamagedCheckpointError, IncompatibleError, SaveError
 from ckptrun.launch.spawned import argv_for
 from ckptrun.processes import last_line, run_unless_stopped
 from ckptrun.records import CheckpointRecord, FreshStart, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import edit
 
+_FULL_BYTES = 1 << 20  # a disk with less left is full, whatever a tool says that met its end
 KEY = "deepspeed"  # of the note in a manifest
 
 
@@ -58,6 +59,7 @@ class Writing:
     lease_epoch: int
     say: Callable[[str], None]
     stop_requested: Callable[[], bool]
+    may_save: Callable[[], bool]  # the run still is this process's
 
 
 def problem(resolution: Resolution, wanted: Wanted) -> ResolutionError | None:
@@ -130,6 +132,7 @@ def adapted(resolution: Resolution, wanted: Wanted, by: Writing) -> Resolution |
     Raises:
         IncompatibleError: it cannot be made.
         SaveError: it could not be written.
+        DamagedCheckpointError: the checkpoint is not whole.
     """
     differs = needs_conversion(resolution, wanted)
     answer = resolution.answer
@@ -166,11 +169,14 @@ def _convert(answer: CheckpointRecord, by: Writing) -> CheckpointRecord | None:
     note = manifest.extra[KEY]
     sequence = _next_sequence(by.folder, by.run_id)
     name = naming.folder_name(sequence, f"{naming.step_label(manifest.step)}-universal")
+    _check_room(checkpoints_dir, manifest, name)
     scratch = scratch_folder(checkpoints_dir, name)
     try:
         target = os.path.join(scratch, note["tag"])
         if not _run_converter(os.path.join(answer.path, note["tag"]), target, answer, by.stop_requested):
             return None
+        if not by.may_save():
+            return None  # another process has taken the run over meanwhile
         started = time.monotonic()
         files = _files(answer.path, manifest, scratch, note["tag"])
         own = answer.run_id == by.run_id
@@ -208,6 +214,17 @@ def _convert(answer: CheckpointRecord, by: Writing) -> CheckpointRecord | None:
     return record
 
 
+def _check_room(checkpoints_dir: str, manifest: Manifest, name: str) -> None:
+    """What the tool makes is about as large as the original, and is copied once.
+
+    Raises:
+        SaveError: it will not fit.
+    """
+    warning = preflight(checkpoints_dir, 2 * sum(file.size_bytes for file in manifest.files), what=name)
+    if warning is not None:
+        raise SaveError(warning)
+
+
 def _next_sequence(folder: RunFolder, run_id: str) -> int:
     catalogue = Catalogue(folder.checkpoints_dir)
     taken: list[int] = []
@@ -228,7 +245,7 @@ def _run_converter(
         IncompatibleError: it could not.
     """
     done = run_unless_stopped(
-        argv_for("ckptrun.launch.universal_convert", source, target),
+        argv_for("ckptrun.launch.universal_convert", source, target, os.getpid()),
         stop_requested,
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
     )
@@ -237,6 +254,11 @@ def _run_converter(
     code, said = done
     if code == 0:
         return True
+    if free_bytes(os.path.dirname(target)) < _FULL_BYTES:
+        raise SaveError(
+            f"{answer.name} could not be converted: the disk of {os.path.dirname(os.path.dirname(target))} is full.",
+            hint="Nothing is lost. Free space there and start again.",
+        )
     raise IncompatibleError(
         f"{answer.name} could not be converted to DeepSpeed's universal format: {last_line(said)}",
         hint=f"Go on with as many ranks and the stage that it was written with, or start a run from its weights: "

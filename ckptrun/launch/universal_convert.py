@@ -5,11 +5,13 @@ not read, and the other way round: one form has flat tensors and no ``step.pt``,
 ``optimizer_state_dict`` in ``zero/optimizer_state.pt``. So the result is put into the form that both read: each tensor
 in its shape, in a dict, ``step.pt`` beside it, and both kinds of ``optimizer_state.pt`` in one.
 
-A process of its own: it needs torch, and a stop ends it.
+A process of its own: it needs torch, a stop ends it, and it ends with who started it. The tool would unpickle whatever
+is in the shards; here it gets no more than plain data and the classes that DeepSpeed's own files have.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import runpy
 import sys
@@ -17,13 +19,17 @@ from typing import Any
 
 import torch
 
+from ckptrun.launch.parent_death import die_with_parent
+
 _PARAM, _CAT_DIM = "param", "cat_dim"  # DeepSpeed's names in these files
 _GLOBAL = "optimizer_state.pt"
 
 
 def main() -> int:
-    """``SOURCE TARGET``: the folder with the shards, and where what is made goes."""
-    source, target = sys.argv[1:]
+    """``SOURCE TARGET PARENT``: the folder with the shards, where what is made goes, and the process that waits."""
+    source, target, parent = sys.argv[1:]
+    die_with_parent(int(parent))
+    _load_plain_data_only()
     sys.argv = [
         "ds_to_universal", "--input_folder", source, "--output_folder", target, "--inject_missing_state",
         "--num_extract_workers", "1", "--num_merge_workers", "1",
@@ -31,6 +37,19 @@ def main() -> int:
     runpy.run_module("deepspeed.checkpoint.ds_to_universal", run_name="__main__")
     for_every_stage(target)
     return 0
+
+
+def _load_plain_data_only() -> None:
+    from ckptrun.strategies.deepspeed import classes_in_files
+
+    torch.serialization.add_safe_globals([*classes_in_files()])
+    load = torch.load
+
+    @functools.wraps(load)
+    def safe(*args: Any, **kwargs: Any) -> Any:
+        return load(*args, **{**kwargs, "weights_only": True})
+
+    torch.load = safe
 
 
 def for_every_stage(folder: str) -> None:

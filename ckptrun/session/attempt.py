@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ckptrun.checkpoint.commit import is_leftover
 from ckptrun.checkpoint.commit import sweep as sweep_checkpoints
 from ckptrun.environment.versions import versions
-from ckptrun.errors import UsageError
+from ckptrun.errors import CkptrunError, UsageError
 from ckptrun.launch.supervisor import Supervision, Supervisor
 from ckptrun.launch.universal import Writing, adapted
-from ckptrun.records import AttemptRecord, Outcome, Progress, Resolution, SavedCheckpoint
+from ckptrun.records import AttemptRecord, Outcome, Progress, Resolution, SavedCheckpoint, StopReason
 from ckptrun.resolve.gather import Gathered, rebuilt_registry
 from ckptrun.resolve.rules import given_reference
 from ckptrun.run.attempts import append_start, next_attempt
@@ -45,20 +45,14 @@ def run_attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution:
         before = Unbegun(folder)
         identity = ensure_identity(folder, spec.command)
         clear_away(spec)
-        fitting = _adapted(spec, lease, gathered, resolution, identity.id)
-        if fitting is None:
-            assert spec.listener.request is not None
-            outcome = Outcome(spec.listener.request.reason, resolution.step or 0, built=False)
-            return SessionResult(exit_code(outcome, request=spec.listener.request), resolution, outcome)
-        resolution = fitting
         stored = _StoredConfig(spec, at_once=gathered.registry.committed_sequence == 0)
         if lease.epoch > 1:
             _note_takeover(folder, lease, identity.id)
         record = _enter(spec, gathered, resolution)
     except OSError as error:
         raise unwritable(folder, error) from error
-    outcome, code = _supervise(spec, lease, gathered, resolution, record, identity.id, stored)
-    if not outcome.built and not stored.by_a_save:
+    resolution, outcome, code = _supervise(spec, lease, gathered, resolution, record, identity.id, stored)
+    if not outcome.built and not stored.by_a_save and lease.still_mine():
         try:
             before.put_back(record.attempt)
         except OSError as error:
@@ -118,8 +112,12 @@ def _supervise(
     record: AttemptRecord,
     run_id: str,
     stored: _StoredConfig,
-) -> tuple[Outcome, int]:
-    """The ranks, and the supervisor that writes down what becomes of them."""
+) -> tuple[Resolution, Outcome, int]:
+    """The ranks, and the supervisor that writes down what becomes of them.
+
+    Returns:
+        What they went on from, how they ended, and the exit code.
+    """
     folder = spec.folder
     progress = Progress.starting(spec.fn, resolution.answer)
     if spec.walltime is not None:
@@ -140,9 +138,6 @@ def _supervise(
         display=display,
         metrics=lambda: context_metrics[0](),
     )
-    context = _context(spec, lease, resolution, record, run_id, progress, supervisor, stored)
-    context_metrics[0] = lambda: context.metrics()
-    supervisor.restore_s = lambda: context.restore_s
     supervisor.judge = lambda outcome, code: judge(spec, outcome, code)
     supervisor.last_act = lambda outcome, code: after_forced_end(spec, outcome, code)
     supervisor.slurm = lambda: meaning_of_sigterm(spec)
@@ -150,9 +145,19 @@ def _supervise(
         supervisor.start()
     except OSError as error:
         raise unwritable(folder, error) from error
-    outcome, code = judge(spec, *run_ranks(spec, context, display, supervisor))
+    try:
+        resolution, ended = _adapted(spec, lease, gathered, resolution, run_id, supervisor)
+    except CkptrunError as error:
+        ended = Outcome(StopReason.EXCEPTION, resolution.step or 0, error=error, built=False)
+    if ended is None:
+        context = _context(spec, lease, resolution, record, run_id, progress, supervisor, stored)
+        context_metrics[0] = lambda: context.metrics()
+        supervisor.restore_s = lambda: context.restore_s
+        outcome, code = judge(spec, *run_ranks(spec, context, display, supervisor))
+    else:
+        outcome, code = judge(spec, ended, exit_code(ended, request=spec.listener.request))
     supervisor.finish(outcome, code, error=one_line(outcome))
-    return outcome, code
+    return resolution, outcome, code
 
 
 def _context(
@@ -207,10 +212,19 @@ def _context(
 
 
 def _adapted(
-    spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: Resolution, run_id: str
-) -> Resolution | None:
-    """A resolution from which as many ranks can go on as there will be; None where a stop came first."""
-    return adapted(
+    spec: SessionSpec,
+    lease: Lease,
+    gathered: Gathered,
+    resolution: Resolution,
+    run_id: str,
+    supervisor: Supervisor,
+) -> tuple[Resolution, Outcome | None]:
+    """A resolution from which as many ranks can go on as there will be; or how the attempt ended before that."""
+
+    def may_save() -> bool:
+        return not supervisor.lease_lost and lease.still_mine()
+
+    fitting = adapted(
         resolution,
         wanted(spec),
         Writing(
@@ -218,10 +232,16 @@ def _adapted(
             run_id,
             next_attempt(list(gathered.facts.attempts)),
             lease.epoch,
-            spec.echo,
+            supervisor.say,
             lambda: spec.listener.request is not None,
+            may_save,
         ),
     )
+    if fitting is not None:
+        return fitting, None
+    request = spec.listener.request
+    reason = StopReason.RANK_LOST if request is None else request.reason
+    return resolution, Outcome(reason, resolution.step or 0)
 
 
 def _note_takeover(folder: RunFolder, lease: Lease, run_id: str) -> None:
