@@ -94,6 +94,12 @@ def _found(config: RunConfig) -> Iterator[tuple[str, str]]:
         value = getattr(getattr(config, section), name)
         if value not in available:
             yield key, f"{key} {value} is not available yet; now: {', '.join(map(str, available))}"
+    timeout_s = config.strategy.options.get("timeout_s", 1.0)
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
+        yield (
+            "strategy.timeout_s",
+            f"strategy.timeout_s is {timeout_s!r}; expected a number of seconds above 0",
+        )
     takes = _STRATEGY_OPTIONS.get(_strategy(config), ())
     for name in config.strategy.options:
         if name not in takes:

@@ -110,3 +110,10 @@ def test_what_is_not_there_yet_is_refused_with_its_place(override: str, message:
     with pytest.raises(ConfigError) as caught:
         check_supported(config)
     assert f"override '{override}': {message}" in caught.value.message
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "true"])
+def test_a_timeout_is_a_number_of_seconds(value: str) -> None:
+    config = load_config(files=[], overrides=["strategy.name=ddp", f"strategy.timeout_s={value}"])
+    with pytest.raises(ConfigError, match="expected a number of seconds above 0"):
+        check_supported(config)
