@@ -6,7 +6,6 @@ fails in the commands that must work without it.
 
 from __future__ import annotations
 
-import functools
 import platform
 
 from ckptrun._version import __version__
@@ -16,11 +15,6 @@ PACKAGES = ("torch", "numpy")
 
 def versions() -> dict[str, str]:
     """Versions by name: python, ckptrun, torch, numpy. One that is not installed is left out."""
-    return dict(_versions())
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
     from importlib import metadata  # 20 ms that the commands that only read need not pay
 
     found = {"python": platform.python_version(), "ckptrun": __version__}
