@@ -206,6 +206,25 @@ class JobFacts:
     previous: tuple[str, ...] = ()
     id: str = ""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All by which the work of this job is known: its own key and those of the jobs before it."""
+        return (self.key, *self.previous)
+
+    @property
+    def requeued(self) -> bool:
+        """Whether this is not the first start of the work: requeued, or resubmitted where that was refused."""
+        return self.restart_count > 0 or bool(self.previous)
+
+    @property
+    def came_back(self) -> str:
+        """How it came to its second start or a later one, in words that follow ``the job``."""
+        return (
+            "was requeued"
+            if self.restart_count
+            else f"was resubmitted from job {', '.join(self.previous[:1])}"
+        )
+
 
 @dataclass(frozen=True)
 class TaskFacts:
