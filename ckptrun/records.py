@@ -218,12 +218,8 @@ class JobFacts:
 
     @property
     def came_back(self) -> str:
-        """How it came to its second start or a later one, in words that follow ``the job``."""
-        return (
-            "was requeued"
-            if self.restart_count
-            else f"was resubmitted from job {', '.join(self.previous[:1])}"
-        )
+        """How a job that is ``requeued`` came to this start, in words that follow ``the job``."""
+        return "was requeued" if self.restart_count else f"was resubmitted from job {self.previous[0]}"
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def rule_0(facts: ResolveFacts, registry: Registry, view: CatalogueView) -> Rule
     if not started or not _committed_past(min(started), registry, view):
         return None
     found = find_last(facts, registry, view)
-    whose = _whose(facts.job) if facts.job is not None else "this command"
+    whose = _whose(facts.job) if facts.job is not None and facts.job.batch else "this command"
     found.notices.append(
         f"An earlier attempt of {whose} already started from {given} and has saved since: going on from "
         "the last "
@@ -90,7 +90,8 @@ def _same_start(attempt: AttemptRecord, given: str, facts: ResolveFacts, registr
 
 def _whose(job: JobFacts) -> str:
     """A job as a notice names it, with those it was resubmitted from."""
-    return f"job {job.key}" + (f" (before it {', '.join(job.previous)})" if job.previous else "")
+    before = [*job.previous[:3], *("…" for _ in job.previous[3:4])]
+    return f"job {job.key}" + (f" (before it {', '.join(before)})" if before else "")
 
 
 _ENDED_BY_THE_USER = frozenset(
