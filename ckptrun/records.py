@@ -201,7 +201,7 @@ class JobFacts:
     """
 
     key: str
-    batch: bool  # a batch job or a step of one, not an interactive shell
+    batch: bool  # a batch job or a step of one, not an interactive shell or a step started from one
     restart_count: int = 0
     previous: tuple[str, ...] = ()
     id: str = ""
