@@ -54,6 +54,23 @@ def test_without_a_gpu_it_is_the_cpu() -> None:
     assert strategy.root_device == model.device == torch.device("cpu")
 
 
+@pytest.mark.parametrize(
+    ("visible", "device"),
+    [
+        pytest.param(4, 3, id="all of the node's"),
+        pytest.param(8, 3, id="more than there are ranks"),
+        pytest.param(1, 0, id="each task its own"),
+        pytest.param(2, 1, id="each task two of its own"),
+    ],
+)
+def test_the_gpu_of_the_fourth_rank_on_a_node(
+    visible: int, device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert SingleStrategy(local_rank=3).root_device == torch.device("cuda", device)
+
+
 def test_a_step_and_its_gradients_go_through_the_module() -> None:
     model, strategy = Model(), SingleStrategy()
     assert strategy.training_step(model, 3, 4) == 7
