@@ -19,10 +19,10 @@ _TIMEOUT_S = 10.0
 _DEAF = 'trap "" TERM INT HUP USR1 USR2; exec scontrol "$@"'
 _NOT_FOUND = 127
 _TRIES = 3
-DEFAULT_LEAD_S = 60.0  # of a --signal without a number
 _WORD = re.compile(r"(?:^|\s)([A-Za-z:/]+)=(\S*)")
 
 Meaning = Literal["preempted", "requeued", "time-limit", "cancelled", "signal", "unknown"]
+DEFAULT_LEAD_S = 60.0  # of a --signal without a number
 
 
 @dataclass(frozen=True)
