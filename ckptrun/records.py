@@ -201,10 +201,25 @@ class JobFacts:
     """
 
     key: str
-    batch: bool  # a batch job or a step of one, not an interactive shell
+    batch: bool  # a batch job or a step of one, not an interactive shell or a step started from one
     restart_count: int = 0
     previous: tuple[str, ...] = ()
     id: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All by which the work of this job is known: its own key and those of the jobs before it."""
+        return (self.key, *self.previous)
+
+    @property
+    def requeued(self) -> bool:
+        """Whether this is not the first start of the work: requeued, or resubmitted where that was refused."""
+        return self.restart_count > 0 or bool(self.previous)
+
+    @property
+    def came_back(self) -> str:
+        """How a job that is ``requeued`` came to this start, in words that follow ``the job``."""
+        return "was requeued" if self.restart_count else f"was resubmitted from job {self.previous[0]}"
 
 
 @dataclass(frozen=True)

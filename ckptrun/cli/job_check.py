@@ -18,12 +18,12 @@ from ckptrun.launch.task_check import TaskShare, check_share
 
 
 def job_warnings(settled: Settled, plan: LaunchPlan, env: Mapping[str, str]) -> Iterator[str]:
-    """What a command in a SLURM batch job is told before it starts.
+    """What a command in a SLURM batch job, or one of several tasks that train together, is told before it starts.
 
     Raises:
         UsageError: it cannot work with what SLURM gave it.
     """
-    if settled.job is None or not settled.job.batch:
+    if settled.job is None or not (settled.job.batch or plan.task is not None):
         return
     of_the_share = check_share(_share(settled, plan, env))
     if plan.task is not None and plan.task.number:

@@ -154,6 +154,11 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
     settled = settle_fn("fit", _as_a_task_has_them(options, array), env)
     config = settled.config
     check_supported(config)
+    if options.lead_s is not None and not config.slurm.signals:
+        raise UsageError(
+            "--lead-s is given, and slurm.signals is empty, so no signal comes before the time limit.",
+            hint="Leave --lead-s out: ckptrun itself looks at the time.",
+        )
     given = BatchJob(
         command=(),
         job_name=_job_name(settled.folder.name, array) if options.job_name is None else options.job_name,
@@ -281,9 +286,9 @@ def _cores(nproc: int, settled: Settled) -> int:
     return nproc * ((config.trainer.num_threads or 1) + config.num_loader_workers)
 
 
-def _signal_name(names: tuple[str, ...]) -> str:
-    """The name that sbatch has for the first of the config's signals."""
-    return names[0].removeprefix("SIG") if names else "USR1"
+def _signal_name(names: tuple[str, ...]) -> str | None:
+    """The name that sbatch has for the first of the config's signals; None where it names none."""
+    return names[0].removeprefix("SIG") if names else None
 
 
 def _number(text: str, option: str) -> int:

@@ -10,7 +10,7 @@ from ckptrun.cli.app import PASSED_ON
 from ckptrun.cli.options import takes
 from ckptrun.cli.output import print_json, say
 from ckptrun.cli.slurm_job import LEFT_OUT, JobOptions, asked_for
-from ckptrun.launch.sbatch import batch_script, log_folder, log_pattern
+from ckptrun.launch.sbatch import batch_script, log_folder_from_here, log_pattern
 
 
 @takes(JobOptions, without=LEFT_OUT, own_first=True)
@@ -28,7 +28,7 @@ def script(ctx: typer.Context, options: JobOptions) -> int:
                 "run": asked.run,
                 "job_name": asked.job.job_name,
                 "log": log_pattern(asked.job),
-                "log_folder": log_folder(asked.job),
+                "log_folder": log_folder_from_here(asked.job),
                 "script": text,
             }
         )

@@ -1,11 +1,25 @@
 """What does SLURM say about the process that asks?
 
 Decision: one table names every variable that is read, and nothing else in ckptrun knows SLURM's names.
-Whether this is a batch job is told from what slurmd itself sets, not from the job's name, which the user
-chooses: a submitted script gets ``ENVIRONMENT=BATCH``, a shell of ``srun --pty`` (and the shell that
-``salloc`` opens on the node) has a pseudo-terminal's port, and the shell of a plain ``salloc`` stays on the
-login node, where slurmd sets nothing. How many tasks there are is told by the step alone: in the batch step and in
-an interactive shell ``SLURM_NTASKS`` only says how many there could be.
+Whether this is a batch job is told from what SLURM itself sets, not from the job's name, which the user chooses. This
+is what a real one (22.05) sets:
+
+    where                                    ENVIRONMENT  SLURMD_NODENAME  SRUN_DEBUG  SLURM_PTY_PORT
+    a submitted script                       BATCH        yes              no          no
+    srun in it                               BATCH        yes              yes         no
+    srun --export=NONE in it                 no           yes              no          no
+    the shell of salloc                      no           no               no          no
+    srun in that shell, or on a login node   no           yes              yes         no
+    srun --pty, and srun in that shell       no           yes              yes         yes
+
+A step has the environment of the srun that started it, and srun puts SRUN_DEBUG into its own: a step that has it, and
+no ENVIRONMENT, was started from where no script is. One that lacks both was started with ``--export=NONE`` and has
+nothing but SLURM's own variables, which are the same in a script and in ``salloc``; it is taken for a script's, for the
+other mistake would let ``--ckpt none`` start over at each requeue. Turned down: asking the controller (``BatchFlag``),
+which a container may lack, and which a thousand tasks would ask at once.
+
+How many tasks there are is told by the step alone: in the batch step and in an interactive shell ``SLURM_NTASKS`` only
+says how many there could be.
 """
 
 from __future__ import annotations
@@ -23,6 +37,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "array_task": "SLURM_ARRAY_TASK_ID",
     "restart_count": "SLURM_RESTART_COUNT",  # missing until the first requeue
     "kind": "ENVIRONMENT",  # BATCH in a submitted script and in the steps it starts
+    "srun_verbosity": "SRUN_DEBUG",  # not SLURM_…, so lost where a step is not given srun's environment
     "pty": "SLURM_PTY_PORT",
     "step": "SLURM_STEP_ID",
     "node": "SLURMD_NODENAME",
@@ -34,7 +49,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "step_tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
     "step_nodes": "SLURM_STEP_NODELIST",
     "cpus_per_task": "SLURM_CPUS_PER_TASK",
-    "end_time": "SLURM_JOB_END_TIME",  # since 22.05, and not where the limit was changed since
+    "end_time": "SLURM_JOB_END_TIME",  # not in 22.05; newer ones set it, and it is that of the job's start
     "het_size": "SLURM_HET_SIZE",
     "pack_size": "SLURM_PACK_SIZE",  # what that was called before 20.02
     "node_gpus": "SLURM_GPUS_ON_NODE",
@@ -136,9 +151,12 @@ def _is_batch(env: Mapping[str, str]) -> bool:
         return True
     if _fact(env, "pty") is not None or _fact(env, "step") == INTERACTIVE_STEP:
         return False
-    # A step started with `srun --export=NONE` has lost ENVIRONMENT; only batch jobs are ever restarted.
+    if _fact(env, "restart_count") is not None:
+        return True  # only batch jobs are ever restarted
     on_node = any(_fact(env, fact) is not None for fact in ("node", "task_pid", "rank"))
-    return on_node or _fact(env, "restart_count") is not None
+    # Somebody's own ENVIRONMENT says nothing: it may have taken the place of BATCH.
+    has_no_script = _fact(env, "kind") is None and _fact(env, "srun_verbosity") is not None
+    return on_node and not has_no_script
 
 
 def _fact(env: Mapping[str, str], fact: str) -> str | None:

@@ -7,6 +7,7 @@ needs a plugin that is missing in many installations.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ _TRIES = 3
 _WORD = re.compile(r"(?:^|\s)([A-Za-z:/]+)=(\S*)")
 
 Meaning = Literal["preempted", "requeued", "time-limit", "cancelled", "signal", "unknown"]
+DEFAULT_LEAD_S = 60.0  # of a --signal without a number
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,21 @@ def parse_kill_wait_s(text: str) -> float | None:
 
 
 def read_lead_s(job_id: str, env: Mapping[str, str] | None = None) -> float | None:
-    """How long before the limit the job's script asks for a signal; None where it asks for none in its own lines."""
+    """How long before the limit the job's script asks for a signal: 0 where for none, None where nobody says."""
     done = scontrol(["write", "batch_script", job_id, "-"], env)
-    return None if done is None or done.returncode != 0 else parse_lead_s(done.stdout)
+    return None if done is None or done.returncode != 0 else parse_lead_s(done.stdout) or 0.0
 
 
 def parse_lead_s(script: str) -> float | None:
-    """The lead of ``#SBATCH --signal=[B:]USR1@120``; 60 where it names none, as SLURM has it."""
-    found = re.findall(r"^#SBATCH\s+--signal[=\s]\s*[\"']?(?:[A-Z]+:)?\w+(?:@(\d+))?", script, re.MULTILINE)
-    return None if not found else float(found[-1] or 60)
+    """The lead of ``#SBATCH --signal=[B:]USR1@120``; 60 where it names none, as SLURM has it.
+
+    Like sbatch it reads no further than the first command.
+    """
+    lead_s = None
+    for line in itertools.takewhile(lambda line: line[:1] in ("#", ""), script.splitlines()):
+        found = re.search(r"^#SBATCH\s(?:.*\s)?--signal[=\s]\s*[\"']?(?:[A-Z]+:)?\w+(?:@(\d+))?", line)
+        lead_s = lead_s if found is None else float(found[1] or DEFAULT_LEAD_S)
+    return lead_s
 
 
 def scontrol(

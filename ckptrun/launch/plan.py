@@ -99,7 +99,7 @@ def make_plan(
         UsageError: launcher, strategy and number of ranks do not go together, or several hosts have no endpoint.
     """
     if task is not None:
-        num_hosts = _hosts_of_tasks(task, num_hosts, num_ranks, num_gpus)
+        num_hosts = _hosts_of_tasks(task, num_hosts, num_ranks)
         if task.is_rank:
             num_cores = min(num_cores, task.cpus) if task.cpus else max(1, num_cores // task.num_local)
             num_ranks = 1
@@ -183,7 +183,7 @@ def make_plan(
     )
 
 
-def _hosts_of_tasks(task: TaskFacts, num_hosts: int, num_ranks: int, num_gpus: int) -> int:
+def _hosts_of_tasks(task: TaskFacts, num_hosts: int, num_ranks: int) -> int:
     """How many commands take part: one for each task.
 
     Raises:
@@ -200,12 +200,6 @@ def _hosts_of_tasks(task: TaskFacts, num_hosts: int, num_ranks: int, num_gpus: i
             f"SLURM has started {task.num_local} tasks on this node, and each is asked for {num_ranks} ranks.",
             hint=f"Either each task is a rank (leave --nproc out), or start one a node: srun --ntasks-per-node=1 with "
             f"--nproc {num_ranks}.",
-        )
-    if task.is_rank and 1 < num_gpus < task.num_local:
-        raise UsageError(
-            f"SLURM has started {task.num_local} tasks on this node, each of which is a rank, and they see {num_gpus} "
-            "GPUs.",
-            hint=f"Use --ntasks-per-node={num_gpus}.",
         )
     return task.num_tasks
 

@@ -35,7 +35,7 @@ class BatchJob:
         array: the numbers of a job array's tasks, as sbatch takes them.
         gpus_per_node: a number, with the kind of GPU in front where it matters (``a100:4``).
         time_limit: in one of SLURM's forms; the partition's where None.
-        signal: its name, without SIG.
+        signal: its name, without SIG; None where none is to announce the time limit.
         lead_s: how long before the time limit the signal comes; a part of the time limit where None.
         requeues: whether the script itself acts on exit code 75.
         container: the words that run ckptrun in a container.
@@ -53,7 +53,7 @@ class BatchJob:
     time_limit: str | None = None
     array: str | None = None
     log_dir: str = DEFAULT_LOG_DIR
-    signal: str = "USR1"
+    signal: str | None = "USR1"
     lead_s: int | None = None
     requeues: bool = True
     container: tuple[str, ...] = ()
@@ -136,8 +136,14 @@ def log_folder(job: BatchJob) -> str | None:
     return None if re.search(r"%[^%]", folder.replace("%%", "")) else folder.replace("%%", "%")
 
 
+def log_folder_from_here(job: BatchJob) -> str | None:
+    """The same folder from where sbatch is called: the job's own paths begin where ``--chdir`` says."""
+    folder = log_folder(job)
+    return os.path.join(_last(job, "chdir") or "", folder) if folder else folder
+
+
 def limit_s(text: str) -> int | None:
-    """A time limit in seconds, None where there is none.
+    """A time limit in seconds, None where there is none, which SLURM also calls 0.
 
     Raises:
         UsageError: it has none of SLURM's forms.
@@ -153,10 +159,12 @@ def limit_s(text: str) -> int | None:
     first, second, third = parts
     assert first is not None
     if days is not None:
-        return ((days * 24 + first) * 60 + (second or 0)) * 60 + (third or 0)
-    if third is not None:
-        return (first * 60 + (second or 0)) * 60 + third
-    return first * 60 + (second or 0)
+        seconds = ((days * 24 + first) * 60 + (second or 0)) * 60 + (third or 0)
+    elif third is not None:
+        seconds = (first * 60 + (second or 0)) * 60 + third
+    else:
+        seconds = first * 60 + (second or 0)
+    return seconds or None
 
 
 def lead_s(job: BatchJob) -> int:
@@ -184,7 +192,7 @@ def _head(job: BatchJob) -> Iterator[str]:
     if job.written_by:
         yield f"# Written by: {bash_join(job.written_by)}"
     yield "# The same script for the first start and for every one after it: each goes on where the last one stopped."
-    folder = log_folder(job)
+    folder = log_folder_from_here(job)
     if folder:
         yield "# SLURM does not make the folder of the log, and a job without it dies without a word. Before sbatch:"
         yield f"#     mkdir -p {bash_join([folder])}"
@@ -214,7 +222,9 @@ def _directives(job: BatchJob) -> Iterator[str]:
     if not any(option.name in ("requeue", "no-requeue") for option in job.options):
         yield "# Back into the queue after a preemption and after the loss of a node."
         yield "#SBATCH --requeue"
-    if _last(job, "signal") is None:
+    if _last(job, "signal") is None and job.signal is None:
+        yield "# No signal comes before the time limit (slurm.signals is empty): ckptrun itself looks at the time."
+    elif _last(job, "signal") is None:
         lead = lead_s(job)
         then = "has the job requeued" if job.requeues else "ends with exit code 75"
         yield f"# {lead} s before the time limit ckptrun gets SIG{job.signal}, saves, and {then}."
@@ -231,6 +241,8 @@ def _variables(job: BatchJob) -> Iterator[str]:
     if job.requeues:
         yield "# The jobs whose work this one goes on with, where the end of this script handed it in."
         yield 'export CKPTRUN_PREVIOUS_JOBS="${1-}"'
+        yield "# The folder of this job, and of one that the end of this script hands in."
+        yield 'started_in="$PWD"'
     if job.cpus_per_task is not None:
         yield "# Since SLURM 22.05 srun does not take over --cpus-per-task, and would give each task a single core."
         yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
@@ -238,22 +250,32 @@ def _variables(job: BatchJob) -> Iterator[str]:
 
 def _command(job: BatchJob) -> Iterator[str]:
     words = [bash_quote(word) if job.array is None else _with_task(word) for word in job.command]
-    yield " ".join(["srun --export=ALL", *map(bash_quote, job.container), *words])
+    line = " ".join(["srun --export=ALL", *map(bash_quote, job.container), *words])
     if job.requeues:
-        yield from _ON_EXIT_75.splitlines()
+        # Also where a line of the set-up lets the shell end at the first command that fails.
+        yield from ("code=0", f"{line} || code=$?", *_ON_EXIT_75.splitlines())
+    else:
+        yield line
 
 
-_ON_EXIT_75 = """code=$?
-
+_ON_EXIT_75 = """
 # 75: saved, and not requeued by ckptrun, which has no scontrol (in a container, say), was refused, or has
 # slurm.requeue=exit-code. So it is done from here, and where that is refused too, this script is handed in anew.
 if [ "$code" -eq 75 ]; then
     task="${SLURM_ARRAY_TASK_ID-}"
     job="${task:+${SLURM_ARRAY_JOB_ID}_$task}"
     job="${job:-$SLURM_JOB_ID}"
-    if ! scontrol requeue "$job" && ! scontrol --oneliner show job "$job" | grep -q JobState=PENDING; then
+    # It may have been requeued though the answer to that was lost: then it has more restarts than this start had.
+    requeued() {
+        case "$(scontrol --oneliner show job "$job")" in
+            *" Restarts=${SLURM_RESTART_COUNT:-0} "*) return 1 ;;
+            *" Restarts="*) return 0 ;;
+        esac
+        return 1
+    }
+    if ! scontrol requeue "$job" && ! requeued; then
         # The new job was never restarted, whatever this one was.
-        env -u SLURM_RESTART_COUNT sbatch --chdir="$SLURM_SUBMIT_DIR" ${task:+"--array=$task"} "$0" \\
+        env -u SLURM_RESTART_COUNT sbatch --chdir="$started_in" ${task:+"--array=$task"} "$0" \\
             "$job${CKPTRUN_PREVIOUS_JOBS:+,$CKPTRUN_PREVIOUS_JOBS}" ||
             echo "job $job could not be put back into the queue; hand it in again to go on" >&2
     fi

@@ -54,11 +54,12 @@ def endpoint_of_tasks(
 
     Raises:
         HostError: task 0 has not said where it is.
-        NoCheckpointError: the job was requeued, and its root is gone.
+        NoCheckpointError: the job was requeued or resubmitted, and its root is gone.
     """
-    if gathering.job.restart_count > 0 and not os.path.isdir(gathering.root):
+    if gathering.job.requeued and not os.path.isdir(gathering.root):
         raise NoCheckpointError(
-            f"The root {gathering.root} does not exist, though the job was requeued and so was here before.",
+            f"The root {gathering.root} does not exist, though the job {gathering.job.came_back} and so was here "
+            "before.",
             hint="Its file system may not be mounted on this node. A requeued job never creates a root.",
         )
     if gathering.task.number:

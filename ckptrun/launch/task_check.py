@@ -20,7 +20,7 @@ class TaskShare:
 
     ``num_ranks`` are those that this command starts, with ``num_workers`` loader workers each; ``num_cores`` and
     ``num_gpus`` are what this process may use. ``num_local_tasks`` run on this node; each may see all its GPUs or only
-    one of its own. ``num_node_gpus`` is what SLURM says of the node, None where it says nothing.
+    its own. ``num_node_gpus`` is what SLURM says of the node, None where it says nothing.
     """
 
     num_ranks: int
@@ -71,10 +71,12 @@ def _scarce_cores(share: TaskShare) -> Iterator[str]:
 
 
 def _node_gpus(share: TaskShare) -> int:
-    """The node's GPUs: where a task sees only one, that says nothing of the others' unless SLURM does."""
-    if share.num_local_tasks > 1 and share.num_gpus == 1:
-        return share.num_node_gpus or 0
-    return share.num_gpus
+    """The node's GPUs, 0 where that is not known: what one of several tasks sees may be its own alone."""
+    if share.num_local_tasks == 1 or not share.num_gpus:
+        return share.num_gpus
+    if share.num_node_gpus is not None:
+        return max(share.num_gpus, share.num_node_gpus)
+    return share.num_gpus if share.num_gpus > 1 else 0
 
 
 def _count(number: int, what: str) -> str:

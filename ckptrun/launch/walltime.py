@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ckptrun.environment.slurm_queue import (
+    DEFAULT_LEAD_S,
     Meaning,
     QueueJob,
     meaning_of_sigterm,
@@ -68,16 +69,22 @@ def too_tight(*, left_s: float | None, kill_wait_s: float, save_s: float, lead_s
 
     Args:
         save_s: the longest save that is known of this run; 0 where none is.
-        lead_s: how long before the end ``--signal`` comes; None where that is not known.
+        lead_s: how long before the end ``--signal`` comes; 0 where the script asks for none, None where that is
+            not known.
     """
     if not save_s:
         return []
     found, needed = [], SAVES_LEFT * save_s
     took = f"a save of this run has taken {save_s:.0f} s"
-    if lead_s is not None and lead_s < needed:
+    if lead_s and lead_s < needed:
         found.append(
             f"{took}, and --signal comes {lead_s:.0f} s before the limit: make it --signal=USR1@{needed + 60:.0f} or "
             "more"
+        )
+    if lead_s == 0 and needed > DEFAULT_LEAD_S:
+        found.append(
+            f"{took}, and no --signal stands in the job's script: one given to sbatch itself has to be "
+            f"--signal=USR1@{needed + 60:.0f} or more"
         )
     if kill_wait_s - BEFORE_KILL_S < save_s:
         found.append(

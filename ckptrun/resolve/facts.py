@@ -46,7 +46,7 @@ class ResolveFacts:
 
     @property
     def requeued(self) -> bool:
-        return self.job is not None and self.job.restart_count > 0
+        return self.job is not None and self.job.requeued
 
 
 @dataclass(frozen=True)

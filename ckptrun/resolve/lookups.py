@@ -192,7 +192,7 @@ def find_hpc(facts: ResolveFacts, registry: Registry, view: CatalogueView) -> Fo
     """The newest hpc checkpoint of this job or those it was resubmitted from; outside a job, of the run."""
     found = Found()
     job = facts.job if facts.job is not None and facts.job.batch else None
-    keys = list(registry.hpc) if job is None else [job.key, *job.previous]
+    keys = list(registry.hpc) if job is None else list(job.keys)
     names = {name for key in keys for name in registry.hpc.get(key, ())}
     line = current_line(newest_first(view))
     newest = sorted(names, key=_sequence, reverse=True)

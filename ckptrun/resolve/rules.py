@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptrun.errors import NoCheckpointError, UsageError
-from ckptrun.records import AttemptRecord, CheckpointRecord, FreshStart, Resolution, StopReason
+from ckptrun.records import AttemptRecord, CheckpointRecord, FreshStart, JobFacts, Resolution, StopReason
 from ckptrun.resolve.best import find_best
 from ckptrun.resolve.candidates import QUARANTINED, not_reached
 from ckptrun.resolve.facts import CatalogueView, ResolveFacts
@@ -60,7 +60,7 @@ def rule_0(facts: ResolveFacts, registry: Registry, view: CatalogueView) -> Rule
     if not started or not _committed_past(min(started), registry, view):
         return None
     found = find_last(facts, registry, view)
-    whose = f"job {facts.job.key}" if facts.job is not None else "this command"
+    whose = _whose(facts.job) if facts.job is not None and facts.job.batch else "this command"
     found.notices.append(
         f"An earlier attempt of {whose} already started from {given} and has saved since: going on from "
         "the last "
@@ -79,13 +79,19 @@ def _same_start(attempt: AttemptRecord, given: str, facts: ResolveFacts, registr
     if facts.reference is None and attempt.started_at < pinned_at:
         return False  # the same words pinned again are a new wish
     if facts.job is not None and facts.job.batch:
-        return attempt.job == facts.job.key
+        return attempt.job in facts.job.keys
     # The ledger names the job of a batch job only.
     if attempt.job is not None or facts.command_key is None or attempt.command_key != facts.command_key:
         return False
     # Outside SLURM only a restart counts, after a kill or a stop by the machine: who stopped it, or saw it
     # finish or fail, and types it again means it again.
     return attempt.stop_reason not in _ENDED_BY_THE_USER
+
+
+def _whose(job: JobFacts) -> str:
+    """A job as a notice names it, with those it was resubmitted from."""
+    before = [*job.previous[:3], *("…" for _ in job.previous[3:4])]
+    return f"job {job.key}" + (f" (before it {', '.join(before)})" if before else "")
 
 
 _ENDED_BY_THE_USER = frozenset(
@@ -153,16 +159,17 @@ def rule_4(facts: ResolveFacts, registry: Registry, view: CatalogueView) -> Rule
     """fit in a SLURM batch job that saved an hpc checkpoint: hpc where it is the newest save, else last."""
     if facts.fn != "fit" or facts.job is None or not facts.job.batch:
         return None
-    own = registry.hpc.get(facts.job.key)
+    own = {name for key in facts.job.keys for name in registry.hpc.get(key, ())}
     if not own:
         return None
+    whose = _whose(facts.job)
     found = find_last(facts, registry, view)
     if isinstance(found.answer, CheckpointRecord) and found.answer.name in own:
-        found.notices.append(f"Going on from the hpc checkpoint of job {facts.job.key}, the newest save")
+        found.notices.append(f"Going on from the hpc checkpoint of {whose}, the newest save")
         return Ruled("hpc", found)
     if found.error is None:
         found.notices.append(
-            f"Job {facts.job.key} saved an hpc checkpoint, but it is not the newest save: last is used"
+            f"{whose[0].upper()}{whose[1:]} saved an hpc checkpoint, but it is not the newest save: last is used"
         )
     return Ruled("last", found)
 
@@ -174,7 +181,8 @@ def rule_5(facts: ResolveFacts, registry: Registry, view: CatalogueView) -> Rule
     if not has_committed(facts, registry, view):
         return None
     found = find_last(facts, registry, view)
-    why = "the job was requeued" if facts.requeued else "a callback saves on exceptions"
+    again = facts.job if facts.requeued else None
+    why = "a callback saves on exceptions" if again is None else f"the job {again.came_back}"
     found.notices.append(
         f"Without --ckpt, and as {why}, the last save is used. Say --ckpt best, --ckpt last or --ckpt "
         "PATH to choose"
@@ -322,10 +330,10 @@ def _check_root(found: Found, facts: ResolveFacts) -> None:
             "known.",
             "Mend the access to it, or give another --root.",
         )
-    elif state == "absent" and facts.requeued:
+    elif state == "absent" and facts.job is not None and facts.requeued:
         found.fail(
             3,
-            f"The root of {facts.run_dir} does not exist, though the job was requeued and so was here "
+            f"The root of {facts.run_dir} does not exist, though the job {facts.job.came_back} and so was here "
             "before.",
             "Its file system may not be mounted on this node. A requeued job never creates a root.",
         )

@@ -141,6 +141,7 @@ class DeepSpeedStrategy(RanksStrategy):
             arguments["optimizer"] = optimizers[0]
         else:
             arguments["model_parameters"] = [p for p in module.parameters() if p.requires_grad]
+        self._name_device()
         with _in_silence():
             backend = self._backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
             deepspeed.init_distributed(
@@ -151,6 +152,11 @@ class DeepSpeedStrategy(RanksStrategy):
             except (ValueError, AssertionError, DeepSpeedConfigError, ZeRORuntimeException) as error:
                 raise MisconfigurationException(f"DeepSpeed refuses this set-up: {error}") from error
         return optimizers or [_innermost(self._engine.optimizer)]
+
+    def _name_device(self) -> None:
+        """DeepSpeed takes LOCAL_RANK for the device's number; where a rank sees only its own GPUs it is another."""
+        if self.root_device.type == "cuda":
+            os.environ["LOCAL_RANK"] = str(self.root_device.index)
 
     def _check_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         for name, own in (("optimizer", optimizers), ("scheduler", schedulers)):

@@ -74,9 +74,12 @@ class Strategy:
 
     @property
     def root_device(self) -> torch.device:
-        """Where this rank's model is: the local GPU (or the only one visible), else the CPU."""
+        """Where this rank's model is: the GPU of its local number, else the CPU.
+
+        Where each task of SLURM's sees only its own GPUs there are fewer than ranks: any of them is nobody else's.
+        """
         if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank if torch.cuda.device_count() > 1 else 0)
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
     def setup_environment(self) -> None:

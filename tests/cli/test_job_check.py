@@ -25,6 +25,7 @@ SCRIPT = {
     "SLURM_NTASKS": "4",
 }
 STEP = {**SCRIPT, "SLURM_STEP_ID": "0"}
+INTERACTIVE = {name: value for name, value in STEP.items() if name != "ENVIRONMENT"} | {"SRUN_DEBUG": "3"}
 TASK = TaskFacts(number=0, num_tasks=4, local=0, num_local=2, nodes=("n1", "n2"), node="n1", step="0", cpus=1)
 
 
@@ -48,6 +49,7 @@ def in_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_outside_of_a_batch_job_nothing_is_said() -> None:
     assert told({}, workers=20) == []
     assert told({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, workers=20) == []  # a shell of salloc
+    assert told(INTERACTIVE, workers=20) == []
 
 
 def test_tasks_that_nobody_has_started() -> None:
@@ -69,6 +71,7 @@ def test_cores_of_a_task_are_its_own() -> None:
 
 def test_one_task_warns_for_all_and_each_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(TASK, number=1, local=1)
+    assert len(told(INTERACTIVE, task=TASK, workers=1)) == 1  # srun in salloc
     assert len(told(STEP, task=TASK, workers=1)) == 1
     assert told(STEP, task=other, workers=1) == []
     monkeypatch.setattr(machine, "num_gpus", lambda env: 1)

@@ -35,7 +35,7 @@ def script(capsys: pytest.CaptureFixture[str]) -> Any:
                 name, _, value = shlex.split(line.removeprefix("#SBATCH "))[0].partition("=")
                 directives[name] = value or None
         command = next(line for line in printed.splitlines() if line.startswith("srun "))
-        return directives, shlex.split(command)[2:]
+        return directives, shlex.split(command.removesuffix(" || code=$?"))[2:]
 
     return run
 
@@ -83,7 +83,7 @@ def test_with_nothing_but_a_config(script: Any) -> None:
         # Time.
         (["--time", "4:00:00", "--lead-s", "300"], {"--time": "4:00:00", "--signal": "USR1@300"}, ["--ckpt", "last"]),
         (["slurm.signals=[SIGUSR2]"], {"--signal": "USR2@120"}, ["slurm.signals=[SIGUSR2]", "--ckpt", "last"]),
-        (["slurm.signals=[]"], {"--signal": "USR1@120"}, ["slurm.signals=[]", "--ckpt", "last"]),
+        (["slurm.signals=[]"], {"--signal": None}, ["slurm.signals=[]", "--ckpt", "last"]),
         # Arrays: each task is a run of its own, unless the run is named now.
         (["--array", "0-3"], {"--array": "0-3", "--output": "slurm-logs/%x-%A_%a.out"},
          ["--run", "demo-a$SLURM_ARRAY_TASK_ID", "--ckpt", "last"]),
@@ -117,6 +117,7 @@ def test_jobs(script: Any, words: list[str], expected: dict[str, str | None], co
         (["--gpus-per-node", "a100"], "--gpus-per-node is 'a100', expected a whole number"),
         (["--nodes", "0"], "--nodes is '0', expected a whole number"),
         (["--lead-s", "2m"], "--lead-s is '2m'"),
+        (["--lead-s", "60", "slurm.signals=[]"], "--lead-s is given, and slurm.signals is empty"),
         (["--time", "4h"], "the time limit is '4h'"),
         (["--", "account=x"], "no option of sbatch"),
         (["--", "--comment=a\nb"], "cannot stand in a #SBATCH line"),
@@ -183,6 +184,11 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         "log_folder": "slurm-logs",
     }
     assert text.startswith("#!/bin/bash\n# Written by: ckptrun slurm script --array 1-2\n")
+
+
+def test_the_folder_for_the_log_is_named_from_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["slurm", "script", "--json", "--", "--chdir=there"], None) == 0
+    assert json.loads(capsys.readouterr().out)["log_folder"] == "there/slurm-logs"
 
 
 def test_submit_without_sbatch(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,11 @@ SCRIPT = {
     "SLURM_TASK_PID": "77",
     "SLURM_PROCID": "0",
 }
-STEP = {**SCRIPT, "SLURM_STEP_ID": "0"}
-WITHOUT_ENVIRONMENT = {name: value for name, value in STEP.items() if name != "ENVIRONMENT"}
+STEP = {**SCRIPT, "SLURM_STEP_ID": "0", "SRUN_DEBUG": "3"}
+NO_SCRIPT = {name: value for name, value in STEP.items() if name != "ENVIRONMENT"}
+EXPORT_NONE = {name: value for name, value in NO_SCRIPT.items() if name != "SRUN_DEBUG"}
 SALLOC = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NAME": "interactive", "SLURM_NNODES": "1"}
-PTY = {**WITHOUT_ENVIRONMENT, "SLURM_PTY_PORT": "34889", "SLURM_PTY_WIN_COL": "236"}
+PTY = {**NO_SCRIPT, "SLURM_PTY_PORT": "34889", "SLURM_PTY_WIN_COL": "236"}
 
 
 @pytest.mark.parametrize(
@@ -32,13 +33,17 @@ PTY = {**WITHOUT_ENVIRONMENT, "SLURM_PTY_PORT": "34889", "SLURM_PTY_WIN_COL": "2
     [
         pytest.param(SCRIPT, True, id="sbatch script"),
         pytest.param(STEP, True, id="srun in an sbatch script"),
-        pytest.param(WITHOUT_ENVIRONMENT, True, id="srun --export=NONE in an sbatch script"),
+        pytest.param(EXPORT_NONE, True, id="srun --export=NONE in an sbatch script"),
+        pytest.param({**STEP, "ENVIRONMENT": "production"}, True, id="somebody's own ENVIRONMENT"),
+        pytest.param({**NO_SCRIPT, "SLURM_RESTART_COUNT": "1"}, True, id="a step of a requeued job"),
         pytest.param({**SALLOC, "SLURM_RESTART_COUNT": "1"}, True, id="requeued"),
         pytest.param({**SCRIPT, "SLURM_PTY_PORT": "1"}, True, id="sbatch from within srun --pty"),
         pytest.param(SALLOC, False, id="salloc"),
+        pytest.param({**SALLOC, "SRUN_DEBUG": "3"}, False, id="salloc within a step"),
+        pytest.param(NO_SCRIPT, False, id="srun in salloc or on a login node"),
         pytest.param(PTY, False, id="srun --pty bash"),
         pytest.param(
-            {**WITHOUT_ENVIRONMENT, "SLURM_STEP_ID": "4294967290"},
+            {**EXPORT_NONE, "SLURM_STEP_ID": "4294967290"},
             False,
             id="salloc with its shell on the node",
         ),

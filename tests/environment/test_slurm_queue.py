@@ -114,6 +114,11 @@ def test_a_job_in_its_second_start_is_not_taken_for_one_that_was_requeued() -> N
         ("#SBATCH --signal B:10@90\n", 90.0),
         ("#SBATCH --signal=USR1\n", 60.0),
         ("#SBATCH --signal='USR1@30'\n", 30.0),
+        ("#SBATCH --requeue --signal=USR1@45 --time=5\n", 45.0),
+        ("#SBATCH --signal=USR1@45 --comment='a b'\n#SBATCH --signal=USR1@50\n", 50.0),
+        ("#SBATCH --comment=x--signal=USR1@9\n", None),
+        ("#!/bin/bash\n\n# a word\n#SBATCH --signal=USR1@30\n", 30.0),
+        ("#!/bin/bash\nmodule load x\n#SBATCH --signal=USR1@30\n", None),
         ("#!/bin/bash\nsrun x --signal=USR1@30\n", None),
     ],
 )

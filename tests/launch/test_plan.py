@@ -98,6 +98,7 @@ def task(num_tasks: int, num_local: int, **more: Any) -> TaskFacts:
         ),
         pytest.param(task(4, 4, cpus=1), {"num_gpus": 4}, 4, 1, "1", (0, 4), id="a GPU for each of them"),
         pytest.param(task(4, 4, cpus=1), {"num_gpus": 1}, 4, 1, "1", (0, 4), id="each sees its own alone"),
+        pytest.param(task(4, 4, cpus=1), {"num_gpus": 2}, 4, 1, "1", (0, 4), id="each sees two of its own"),
     ],
 )
 def test_plans_of_tasks(
@@ -121,7 +122,6 @@ def test_plans_of_tasks(
     [
         (task(2, 1), {"num_hosts": 4}, "4 hosts are asked for, and this step runs on 2: n1, n2"),
         (task(4, 2), {"num_ranks": 2}, "2 tasks on this node, and each is asked for 2 ranks"),
-        (task(8, 8), {"num_gpus": 4}, "8 tasks on this node, each of which is a rank, and they see 4 GPUs"),
         (task(2, 1), {"num_ranks": 8, "num_gpus": 4}, "8 ranks are asked for, and this host has 4 GPUs"),
         (task(2, 1), {"launcher": "inline"}, "asked for are 2 hosts"),
         (task(2, 1), {"strategy": "single"}, "2 hosts are asked for"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from ckptrun.launch.sbatch_options import parse_sbatch_options
 FIT = ("ckptrun", "fit", "-c", "gpt.yaml", "--ckpt", "last")
 
 ON_EXIT_75 = """\
-code=$?
+ || code=$?
 
 # 75: saved, and not requeued by ckptrun, which has no scontrol (in a container, say), was refused, or has
 # slurm.requeue=exit-code. So it is done from here, and where that is refused too, this script is handed in anew.
@@ -31,9 +32,17 @@ if [ "$code" -eq 75 ]; then
     task="${SLURM_ARRAY_TASK_ID-}"
     job="${task:+${SLURM_ARRAY_JOB_ID}_$task}"
     job="${job:-$SLURM_JOB_ID}"
-    if ! scontrol requeue "$job" && ! scontrol --oneliner show job "$job" | grep -q JobState=PENDING; then
+    # It may have been requeued though the answer to that was lost: then it has more restarts than this start had.
+    requeued() {
+        case "$(scontrol --oneliner show job "$job")" in
+            *" Restarts=${SLURM_RESTART_COUNT:-0} "*) return 1 ;;
+            *" Restarts="*) return 0 ;;
+        esac
+        return 1
+    }
+    if ! scontrol requeue "$job" && ! requeued; then
         # The new job was never restarted, whatever this one was.
-        env -u SLURM_RESTART_COUNT sbatch --chdir="$SLURM_SUBMIT_DIR" ${task:+"--array=$task"} "$0" \\
+        env -u SLURM_RESTART_COUNT sbatch --chdir="$started_in" ${task:+"--array=$task"} "$0" \\
             "$job${CKPTRUN_PREVIOUS_JOBS:+,$CKPTRUN_PREVIOUS_JOBS}" ||
             echo "job $job could not be put back into the queue; hand it in again to go on" >&2
     fi
@@ -76,11 +85,13 @@ TWO_NODES_SCRIPT = f"""\
 
 # The jobs whose work this one goes on with, where the end of this script handed it in.
 export CKPTRUN_PREVIOUS_JOBS="${{1-}}"
+# The folder of this job, and of one that the end of this script hands in.
+started_in="$PWD"
 # Since SLURM 22.05 srun does not take over --cpus-per-task, and would give each task a single core.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-srun --export=ALL ckptrun fit -c gpt.yaml --ckpt last --nproc 8
-{ON_EXIT_75}"""
+code=0
+srun --export=ALL ckptrun fit -c gpt.yaml --ckpt last --nproc 8{ON_EXIT_75}"""
 
 # A task for each rank, an array in a container, and values that every reader takes for something else.
 AWKWARD = BatchJob(
@@ -121,12 +132,14 @@ AWKWARD_SCRIPT = rf"""#!/bin/bash
 
 # The jobs whose work this one goes on with, where the end of this script handed it in.
 export CKPTRUN_PREVIOUS_JOBS="${{1-}}"
+# The folder of this job, and of one that the end of this script hands in.
+started_in="$PWD"
 
 module load 'cuda'
 export A="$PWD"
 
-srun --export=ALL apptainer exec --nv 'my i.sif' ckptrun fit -c 'it'"'"'s.yaml' --run a-"$SLURM_ARRAY_TASK_ID" x="$SLURM_ARRAY_TASK_ID"$'$%a\n#SBATCH -H'
-{ON_EXIT_75}"""  # noqa: E501
+code=0
+srun --export=ALL apptainer exec --nv 'my i.sif' ckptrun fit -c 'it'"'"'s.yaml' --run a-"$SLURM_ARRAY_TASK_ID" x="$SLURM_ARRAY_TASK_ID"$'$%a\n#SBATCH -H'{ON_EXIT_75}"""  # noqa: E501
 
 # The user's own options in place of everything that the script would say itself, and no requeueing.
 OWN = with_options(
@@ -197,38 +210,86 @@ def test_the_command_gets_its_words_from_bash(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+REQUEUE, SHOW, ANEW = "scontrol requeue 7", "scontrol --oneliner show job 7", "sbatch --chdir=HERE job.sh 7,5"
+
+
+def says(words: str) -> str:
+    """A scontrol that refuses to requeue, and says this of the job."""
+    return f'[ "$1" != requeue ] && echo "{words}"'
+
+
 @pytest.mark.parametrize(
     ("scontrol", "does"),
     [
-        ("exit 0", ["scontrol requeue 7"]),
-        # SLURM itself has put it back already: a second job would be one too many.
-        ('[ "$1" != requeue ] && echo "JobId=7 JobState=PENDING Reason=BeginTime"',
-         ["scontrol requeue 7", "scontrol --oneliner show job 7"]),
-        ('[ "$1" != requeue ] && echo "JobId=7 JobState=RUNNING"',
-         ["scontrol requeue 7", "scontrol --oneliner show job 7", "sbatch --chdir=/there job.sh 7,5"]),
-        ("exit 127", ["scontrol requeue 7", "scontrol --oneliner show job 7", "sbatch --chdir=/there job.sh 7,5"]),
+        pytest.param("exit 0", [REQUEUE], id="requeued"),
+        # A second job would be one too many. While this script lives such a job is COMPLETING.
+        pytest.param(says("JobId=7 JobState=COMPLETING Restarts=3 Reboot=0"), [REQUEUE, SHOW],
+                     id="requeued, and the answer was lost"),
+        pytest.param(says("JobId=7 JobState=PENDING Reason=BeginTime Restarts=3 Reboot=0"), [REQUEUE, SHOW],
+                     id="SLURM itself has put it back"),
+        pytest.param(says("JobId=7 JobState=RUNNING Restarts=2 Reboot=0"), [REQUEUE, SHOW, ANEW],
+                     id="refused"),
+        pytest.param("exit 127", [REQUEUE, SHOW, ANEW], id="no scontrol"),
     ],
 )  # fmt: skip
-def test_what_becomes_of_exit_75(scontrol: str, does: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("set_up", [(), ("set -euo pipefail", "cd /")], ids=["plain", "a strict set-up"])
+def test_what_becomes_of_exit_75(
+    set_up: tuple[str, ...], scontrol: str, does: list[str], tmp_path: Path
+) -> None:
     """Beside the tests with a real SLURM: what is called where it says what it seldom says."""
+    called = tmp_path / "called"
     programs = {
         "srun": "exit 75",
-        "scontrol": f'echo "scontrol $*" >> called\n{scontrol}',
-        "sbatch": 'echo "sbatch $1 ${2##*/} $3${SLURM_RESTART_COUNT-}" >> called',
+        "scontrol": f'echo "scontrol $*" >> {called}\n{scontrol}',
+        "sbatch": f'echo "sbatch $1 ${{2##*/}} $3${{SLURM_RESTART_COUNT-}}" >> {called}',
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "job.sh").write_text(batch_script(TWO_NODES))
+    (tmp_path / "job.sh").write_text(batch_script(replace(TWO_NODES, set_up=set_up)))
     env = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
         "SLURM_JOB_ID": "7",
         "SLURM_SUBMIT_DIR": "/there",
         "SLURM_RESTART_COUNT": "2",
+        "SLURM_CPUS_PER_TASK": "24",
     }
     done = subprocess.run(["bash", str(tmp_path / "job.sh"), "5"], cwd=tmp_path, env=env, check=False)
     assert done.returncode == 75
-    assert (tmp_path / "called").read_text().splitlines() == does
+    assert called.read_text().replace(str(tmp_path), "HERE").splitlines() == does
+
+
+def test_a_set_up_that_is_strict_leaves_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/bash\nexit 3\n")
+    (tmp_path / "srun").chmod(0o755)
+    script = batch_script(BatchJob(FIT, "gpt", set_up=("set -euo pipefail",)))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert subprocess.run(["bash"], input=script, text=True, env=env, check=False).returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["--chdir=/tmp"], "/tmp/slurm-logs"),
+        (["-D", "a b"], "'a b/slurm-logs'"),
+        (["--chdir=/tmp", "-o", "/logs/%j"], "/logs"),
+    ],
+)
+def test_the_head_names_the_folder_for_the_log_from_where_sbatch_is_called(
+    words: list[str], folder: str
+) -> None:
+    script = batch_script(BatchJob(FIT, "gpt", options=parse_sbatch_options(words)))
+    assert f"\n#     mkdir -p {folder}\n" in script
+
+
+def test_without_a_signal_in_the_config_none_is_asked_for() -> None:
+    job = BatchJob(FIT, "gpt", signal=None)
+    assert "--signal" not in batch_script(job)
+    assert "SIG" not in batch_script(job)
+    assert "(slurm.signals is empty)" in batch_script(job)
+    own = batch_script(replace(job, options=parse_sbatch_options(["--signal=USR2@9"])))
+    assert "#SBATCH --signal=USR2@9\n" in own
+    assert "is empty" not in own
 
 
 @pytest.mark.parametrize(
@@ -244,6 +305,9 @@ def test_what_becomes_of_exit_75(scontrol: str, does: list[str], tmp_path: Path)
         ("1-12:30:05", 131405),
         ("UNLIMITED", None),
         ("infinite", None),
+        ("0", None),
+        ("0:00:00", None),
+        ("0-0", None),
     ],
 )
 def test_time_limits(text: str, seconds: int | None) -> None:
@@ -262,6 +326,8 @@ def test_no_time_limits(text: str) -> None:
         (None, None, 120),
         (None, 600, 600),
         ("UNLIMITED", None, 120),
+        ("0", None, 120),
+        ("0", 60, 60),
         ("4:00:00", None, 120),
         ("8", None, 120),
         ("4", None, 60),

@@ -75,11 +75,22 @@ def test_a_root_is_made_for_the_first_start_and_taken_back_where_nothing_came_of
 
 
 @pytest.mark.parametrize("task", [LEADER, OTHER])
-def test_a_requeued_job_whose_root_is_gone_is_refused(task: TaskFacts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("job", "how"),
+    [
+        (replace(JOB, restart_count=1), "was requeued"),
+        (replace(JOB, previous=("5_1", "4_1")), "was resubmitted from job 5_1"),
+    ],
+)
+def test_a_job_that_came_back_and_finds_no_root_is_refused(
+    job: JobFacts, how: str, task: TaskFacts, tmp_path: Path
+) -> None:
     root = tmp_path / "runs"
     with (
-        pytest.raises(NoCheckpointError, match="does not exist, though the job was requeued"),
-        endpoint_of_tasks(gathering(root, task, restarts=1), over=never, say=print),
+        pytest.raises(
+            NoCheckpointError, match=f"does not exist, though the job {how} and so was here before"
+        ),
+        endpoint_of_tasks(Gathering(task, job, str(root), 5.0), over=never, say=print),
     ):
         pass
     assert not root.exists()

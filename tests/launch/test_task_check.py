@@ -18,6 +18,8 @@ from ckptrun.launch.task_check import check_share
         pytest.param(Share(num_ranks=1, num_cores=1, num_gpus=1, num_local_tasks=8), id="each sees its own"),
         pytest.param(Share(num_ranks=1, num_cores=1, num_gpus=1, num_local_tasks=8, num_node_gpus=8),
                      id="each sees its own, and SLURM says how many"),
+        pytest.param(Share(num_ranks=1, num_cores=1, num_gpus=8, num_local_tasks=8, num_node_gpus=2),
+                     id="they see more than SLURM speaks of"),
         pytest.param(Share(num_ranks=1, num_cores=1, num_local_tasks=8), id="no GPUs"),
     ],
 )  # fmt: skip
@@ -32,6 +34,8 @@ def test_has_what_it_needs(share: Share) -> None:
          "8 tasks on this node, each of which is a rank, and gave them 4 GPUs", "--ntasks-per-node=4"),
         (Share(num_ranks=1, num_cores=8, num_gpus=1, num_local_tasks=2, num_node_gpus=1),
          "2 tasks on this node, each of which is a rank, and gave them 1 GPU.", "--gpus-per-node=2"),
+        (Share(num_ranks=1, num_cores=8, num_gpus=2, num_local_tasks=4, num_node_gpus=2),
+         "4 tasks on this node, each of which is a rank, and gave them 2 GPUs.", "--ntasks-per-node=2"),
     ],
 )  # fmt: skip
 def test_cannot_work(share: Share, found: str, remedy: str) -> None:
@@ -46,6 +50,8 @@ def test_cannot_work(share: Share, found: str, remedy: str) -> None:
     [
         (Share(num_ranks=1, num_cores=8, num_gpus=8), "1 rank on this node, which has 8 GPUs: 7 will", "--nproc 8"),
         (Share(num_ranks=1, num_cores=8, num_gpus=8, num_local_tasks=4),
+         "4 ranks on this node, which has 8 GPUs: 4 will", "--ntasks-per-node=8"),
+        (Share(num_ranks=1, num_cores=8, num_gpus=2, num_local_tasks=4, num_node_gpus=8),
          "4 ranks on this node, which has 8 GPUs: 4 will", "--ntasks-per-node=8"),
         (Share(num_ranks=2, num_cores=1), "2 ranks on 1 core,", "SRUN_CPUS_PER_TASK=2"),
         (Share(num_ranks=2, num_cores=7, num_workers=3),

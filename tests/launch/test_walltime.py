@@ -49,6 +49,14 @@ def test_the_controller_is_asked_more_often_near_the_end(left_s: float | None, a
         ({"save_s": 0.0, "left_s": 1.0, "lead_s": 1.0}, []),
         ({}, []),
         ({"lead_s": 20.0}, ["--signal comes 20 s before the limit: make it --signal=USR1@90"]),
+        ({"lead_s": None, "save_s": 50.0}, []),
+        ({"lead_s": 0.0}, []),
+        (
+            {"lead_s": 0.0, "save_s": 50.0},
+            [
+                "no --signal stands in the job's script: one given to sbatch itself has to be --signal=USR1@135"
+            ],
+        ),
         ({"kill_wait_s": 20.0}, ["SLURM kills 20 s after SIGTERM (KillWait)"]),
         ({"left_s": 50.0}, ["the job ends in 50 s: ask for more with --time"]),
         ({"left_s": None}, []),
@@ -59,7 +67,7 @@ def test_what_is_too_tight_is_said_with_the_numbers(options: dict[str, Any], fou
     said = too_tight(**{**given, **options})
     assert len(said) == len(found)
     for text, part in zip(said, found, strict=True):
-        assert text.startswith("a save of this run has taken 20 s, and ")
+        assert text.startswith(f"a save of this run has taken {options.get('save_s', 20):.0f} s, and ")
         assert part in text
 
 

@@ -27,6 +27,7 @@ ON_EXCEPTION = callback(None, on_exception=True, state_key="OnExceptionCheckpoin
 BEST = callback(best_k={FIRST.name: 0.3, SECOND.name: 0.1, THIRD.name: 0.2})
 JOB = JobFacts("7", batch=True)
 REQUEUED = JobFacts("7", batch=True, restart_count=1)
+RESUBMITTED = JobFacts("9", batch=True, previous=("8", "7"))
 SHELL = JobFacts("7", batch=False)
 PIN = {"reference": "step:100", "path": FIRST.path, "pinned_at": 50.0}
 
@@ -97,6 +98,13 @@ CASES = [
          2, RUN, ref="last", path=THIRD.path),
     Case("0 committed since, and gone: never a rewind", fit("none", job=REQUEUED, attempts=(attempt("none", job="7"),)),
          0, (), SAVED_ALL, ref="last", exit_code=3, says=("gone from the disk",)),
+    Case("0 step:1 again in a job of the same chain", fit("step:100", job=RESUBMITTED, attempts=(attempt("step:100", start=1, job="7"),)),
+         0, RUN, ref="last", path=THIRD.path, says=("job 9 (before it 8, 7) already started from step:100",)),
+    Case("0 none again in a job of the same chain", fit("none", job=RESUBMITTED, attempts=(attempt("none", job="8"),)),
+         0, RUN, ref="last", path=THIRD.path),
+    Case("0 a pin in a job of the same chain", fit(job=RESUBMITTED, attempts=(attempt("step:100", start=1, job="7"),)),
+         0, RUN, registry_of(*RUN, pin=PIN), ref="last", path=THIRD.path),
+    Case("0 a job beside the chain is another", fit("none", job=RESUBMITTED, attempts=(attempt("none", job="6"),)), 1, RUN, ref="none", fresh=True),
     # ---- 1: none
     Case("1 none with nothing there", fit("none"), 1, ref="none", fresh=True, quiet=True),
     Case("1 none leaves what is there", fit("none"), 1, RUN, ref="none", fresh=True, says=("a line that is abandoned",)),
@@ -132,10 +140,13 @@ CASES = [
          ref="best", path=SECOND.path),
     Case("4 a damaged hpc falls to last", fit(job=REQUEUED), 4, (FIRST, SECOND, bad(3)), registry_of(FIRST, SECOND, HPC),
          ref="last", path=SECOND.path),
+    Case("4 that of a job it was resubmitted from", fit(job=RESUBMITTED), 4, (FIRST, SECOND, HPC), registry_of(FIRST, SECOND, HPC),
+         ref="hpc", path=HPC.path, says=("hpc checkpoint of job 9 (before it 8, 7)",)),
     # ---- 5: on-exception callback, or requeued
     Case("5 an on-exception callback stands", fit(), 5, RUN, registry_of(*RUN, callbacks=[ON_EXCEPTION]), ref="last", path=THIRD.path,
          says=("--ckpt best", "--ckpt last", "PATH")),
     Case("5 the job was requeued", fit(job=REQUEUED), 5, RUN, ref="last", path=THIRD.path, says=("requeued",)),
+    Case("5 the job was resubmitted", fit(job=RESUBMITTED), 5, RUN, ref="last", path=THIRD.path, says=("resubmitted from job 8",)),
     Case("5 not with nothing committed", fit(job=REQUEUED), 7, fresh=True),
     Case("5 requeued, and all is gone", fit(job=REQUEUED), 5, (), SAVED_ALL, ref="last", exit_code=3),
     # ---- 6: refused
@@ -147,6 +158,7 @@ CASES = [
     Case("7 only an uncommitted save", fit(), 7, (bad(1, "not committed", committed=False),), fresh=True),
     Case("7 a root that does not exist yet", fit(root_state="absent"), 7, fresh=True),
     Case("7 a requeued job makes no root", fit(job=REQUEUED, root_state="absent"), 7, exit_code=3, says=("requeued",)),
+    Case("7 nor does one that was resubmitted", fit(job=RESUBMITTED, root_state="absent"), 7, exit_code=3, says=("resubmitted from job 8",)),
     Case("7 a root that cannot be read", fit(root_state="unreadable: Permission denied"), 7, exit_code=3, says=("Permission denied",)),
     # ---- 8: evaluation
     Case("8 best", evaluate(), 8, RUN, registry_of(*RUN, callbacks=[BEST]), ref="best", path=SECOND.path, says=("uses the best",)),
@@ -204,6 +216,9 @@ CASES = [
     Case("last in a root that cannot be read", fit("last", root_state="unreadable: Input/output error"), 2, ref="last", exit_code=3,
          says=("Input/output error",)),
     Case("last in a requeued job whose root is gone", fit("last", job=REQUEUED, root_state="absent"), 2, ref="last", exit_code=3),
+    Case("last in a resubmitted job whose root is gone", fit("last", job=RESUBMITTED, root_state="absent"), 2, ref="last", exit_code=3),
+    Case("none in a resubmitted job whose root is gone", fit("none", job=RESUBMITTED, root_state="absent"), 1, ref="none", exit_code=3),
+    Case("last in a resubmitted job that had not saved yet", fit("last", job=RESUBMITTED), 2, ref="last", fresh=True),
     Case("last in a requeued job that had not saved yet", fit("last", job=REQUEUED), 2, ref="last", fresh=True),
     Case("last for a test of a run that never was", evaluate("last"), 2, ref="last", exit_code=3, says=("test needs one",)),
     Case("last falls past what is not committed", fit("last"), 2, (*RUN, bad(4, "not committed", committed=False)), ref="last", path=THIRD.path),

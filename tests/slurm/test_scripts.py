@@ -143,14 +143,16 @@ def test_75_is_a_requeue_or_where_that_is_refused_a_new_job_of_the_same_run(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "stand_in.sh").write_text(STAND_IN)
-    (tmp_path / "slurm-logs").mkdir()
+    for folder in ("slurm-logs", "there/slurm-logs"):
+        (tmp_path / folder).mkdir(parents=True)
 
     def submit(name: str, array: str | None, *options: str) -> str:
         out = "%a" if array else "out"
         job = BatchJob(
-            ("bash", "stand_in.sh", f"{name}-{out}"),
+            ("bash", f"{tmp_path}/stand_in.sh", f"{tmp_path}/{name}-{out}"),
             name,
             cpus_per_task="2",
+            set_up=("set -euo pipefail",),
             array=array,
             options=parse_sbatch_options(options),
         )
@@ -159,7 +161,7 @@ def test_75_is_a_requeue_or_where_that_is_refused_a_new_job_of_the_same_run(
 
     again = submit("again", None)
     again_array = submit("again-array", "3,5")
-    anew = submit("anew", None, "--no-requeue")
+    anew = submit("anew", None, "--no-requeue", "--chdir=there")
     anew_array = submit("anew-array", "3,5", "--no-requeue")
     files = [tmp_path / name for name in ("again-out", "again-array-3", "again-array-5")]
 
@@ -180,6 +182,7 @@ def test_75_is_a_requeue_or_where_that_is_refused_a_new_job_of_the_same_run(
         ("anew-array-5", f"{anew_array}_5"),
     ):
         one, two, three = starts(tmp_path / name)
+        where = ["2", str(tmp_path / "there" if name == "anew-out" else tmp_path)]
         assert one == [first, "0", "-", *where]
         assert two[1:] == ["0", first, *where]
         assert three[1:] == ["0", f"{two[0]},{first}", *where]

@@ -61,7 +61,9 @@ def test_what_a_real_slurm_says_of_each_place(slurm_cluster: SlurmCluster, in_tm
     project = Project(in_tmp_path, slurm_cluster)
     (in_tmp_path / "ask.py").write_text(ASK)
     two = ("--nodes=2", "--ntasks-per-node=2")
-    script = project.submit("python ask.py batch ''\nsrun python ask.py task ''", *two)
+    # With the same loss as of --export=NONE, but that Python is found.
+    few = "srun --ntasks=1 --nodes=1 --export=PATH,PYTHONPATH python ask.py few ''"
+    script = project.submit(f"python ask.py batch ''\nsrun python ask.py task ''\n{few}", *two)
     array = project.submit("python ask.py array _7", "--array=7", "--output=slurm-array.out")
     slurm_cluster.wait_for_state(script, "COMPLETED")
     slurm_cluster.wait_for_state(f"{array}_7", "COMPLETED")
@@ -69,6 +71,8 @@ def test_what_a_real_slurm_says_of_each_place(slurm_cluster: SlurmCluster, in_tm
         *project.output(script).splitlines(),
         *project.output("array").splitlines(),
         *slurm_cluster.run("salloc", "--quiet", *two, "python", "ask.py", "salloc", "").splitlines(),
+        *slurm_cluster.run("salloc", "--quiet", "srun", "python", "ask.py", "salloc-srun", "").splitlines(),
+        *slurm_cluster.run("srun", "--quiet", "python", "ask.py", "login-srun", "").splitlines(),
     }
     pty = "srun --quiet --pty python ask.py pty ''"
     terminal = slurm_cluster.run("script", "--quiet", "--command", pty, "/dev/null")
@@ -76,7 +80,10 @@ def test_what_a_real_slurm_says_of_each_place(slurm_cluster: SlurmCluster, in_tm
     assert {line.strip() for line in said if line.strip()} == {
         "batch True True None",
         "array True True None",
+        "few True True None",
         "salloc True False None",
+        "salloc-srun True False None",
+        "login-srun True False None",
         "pty True False None",
         "task True True (0, 4, 0, 2, 'n1')",
         "task True True (1, 4, 1, 2, 'n1')",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from ckptrun import MisconfigurationException, Module
 from ckptrun.errors import IncompatibleError
 from ckptrun.strategies import strategy_from_name
+from ckptrun.strategies.deepspeed import DeepSpeedStrategy
 from ckptrun.strategies.single import SingleStrategy
 
 
@@ -52,6 +55,33 @@ def test_without_a_gpu_it_is_the_cpu() -> None:
     strategy, model = SingleStrategy(), Model()
     strategy.place(model)
     assert strategy.root_device == model.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("visible", "device"),
+    [
+        pytest.param(4, 3, id="all of the node's"),
+        pytest.param(8, 3, id="more than there are ranks"),
+        pytest.param(1, 0, id="each task its own"),
+        pytest.param(2, 1, id="each task two of its own"),
+    ],
+)
+def test_the_gpu_of_the_fourth_rank_on_a_node(
+    visible: int, device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert SingleStrategy(local_rank=3).root_device == torch.device("cuda", device)
+
+
+@pytest.mark.deepspeed
+def test_deepspeed_is_told_the_number_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each of SLURM's tasks sees one, the fourth rank's is device 0."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    DeepSpeedStrategy(local_rank=3, world_size=4)._name_device()
+    assert os.environ["LOCAL_RANK"] == "0"
 
 
 def test_a_step_and_its_gradients_go_through_the_module() -> None:
