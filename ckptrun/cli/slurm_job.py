@@ -11,8 +11,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -23,9 +24,13 @@ from ckptrun.cli.settle import Settled, settle_fn
 from ckptrun.config.support import check_supported
 from ckptrun.errors import UsageError
 from ckptrun.launch.sbatch import DEFAULT_LEAD_S, DEFAULT_LOG_DIR, BatchJob, with_options
-from ckptrun.launch.sbatch_options import parse_sbatch_options
+from ckptrun.launch.sbatch_options import SbatchOption, parse_sbatch_options
 
 _JOB = "Job"
+_TASK = re.compile(r"(?<!%)%a")
+
+# Of sbatch's options those that ask for GPUs, beside --gpus-per-node.
+_GPU_OPTIONS = ("gpus", "gpus-per-task", "gres")
 
 # Of fit's options those that SLURM answers, or that only show something.
 LEFT_OUT = frozenset({"print_config", "dry_run", "nnodes", "rdzv_endpoint", "no_slurm"})
@@ -74,7 +79,7 @@ class JobOptions(FnOptions):
         typer.Option(
             "--array",
             metavar="TASKS",
-            help="A job array, each task a run; %a in KEY=VALUE or --run is the task's number.",
+            help="A job array, each task a run of its own; %a in KEY=VALUE or --run is the task's number.",
             rich_help_panel=_JOB,
         ),
     ] = None
@@ -126,13 +131,14 @@ class JobOptions(FnOptions):
 class AskedFor:
     """The job, the run that it trains and its root, and the folder in which it will run, where relative paths begin.
 
-    In a job array ``run`` has ``*`` for the task's number.
+    In a job array ``run`` has ``*`` for the task's number. ``warnings`` are what is likely not meant so.
     """
 
     job: BatchJob
     run: str
     root: str
     folder: str
+    warnings: tuple[str, ...] = ()
 
 
 def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, str], command: str) -> AskedFor:
@@ -151,12 +157,19 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
         options = replace(options, config=[p for p in env["CKPTRUN_CONFIG"].split(os.pathsep) if p])
     passed_on = parse_sbatch_options(sbatch_words)
     array = next((option.value for option in passed_on if option.name == "array"), options.array)
+    if array is None and _has_task(_named(options) or ""):
+        raise UsageError(
+            f"the run is named {_named(options)!r}, where %a is the number of an array's task, and there is no array.",
+            hint="Ask for one with --array, or name the run without %a.",
+        )
     settled = settle_fn("fit", _as_a_task_has_them(options, array), env)
     config = settled.config
     check_supported(config)
     given = BatchJob(
         command=(),
-        job_name=_job_name(settled.folder.name, array) if options.job_name is None else options.job_name,
+        job_name=_job_name(_named(options) or settled.folder.name, array)
+        if options.job_name is None
+        else options.job_name,
         nodes=str(config.launch.nnodes) if options.nodes is None else options.nodes,
         ntasks_per_node=options.ntasks_per_node or "1",
         gpus_per_node=options.gpus_per_node,
@@ -173,8 +186,10 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
     )
     job = with_options(given, passed_on)
     nproc = _ranks_of_a_task(job, settled)
+    _check_strategy(job, nproc, settled)
     if job.cpus_per_task is None:
         job = replace(job, cpus_per_task=str(_cores(nproc, settled)))
+    _number(job.cpus_per_task or "", "--cpus-per-task")
     words = _command(options, settled, job, nproc)
     run = settled.folder.name
     if job.array is not None:
@@ -186,15 +201,14 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
         run,
         root if folder == os.getcwd() else os.path.join(folder, root),
         folder,
+        tuple(_doubts(job, nproc, settled)),
     )
 
 
 def _as_a_task_has_them(options: JobOptions, array: str | None) -> JobOptions:
     """The options for reading the config here: values that differ from task to task are those of the first one."""
     first = re.match(r"\d+", array or "")
-    overrides = [
-        text if first is None else re.sub(r"(?<!%)%a", first[0], text) for text in options.overrides or ()
-    ]
+    overrides = [text if first is None else _TASK.sub(first[0], text) for text in options.overrides or ()]
     return replace(options, overrides=overrides, no_slurm=True)
 
 
@@ -229,8 +243,20 @@ def _command(options: JobOptions, settled: Settled, job: BatchJob, nproc: int) -
 
 
 def _run_of_a_task(options: JobOptions, settled: Settled) -> str:
-    """The run of an array's task. One that was named on the command line is meant as it is: ``--array=1-9%1``."""
-    return settled.folder.name if options.run is not None else f"{settled.folder.name}-a%a"
+    """The run of an array's task. Two tasks of one name would be one run, and the second is turned away from it."""
+    name = _named(options) or settled.folder.name
+    return name if _has_task(name) else f"{name}-a%a"
+
+
+def _named(options: JobOptions) -> str | None:
+    """The run's name on the command line, as it was written there."""
+    overrides = [text for text in options.overrides or () if text.startswith("run.name=")]
+    return options.run if options.run is not None or not overrides else overrides[-1].partition("=")[2]
+
+
+def _has_task(text: str) -> bool:
+    """Whether ``%a``, the number of the array's task, stands in it."""
+    return _TASK.search(text) is not None
 
 
 def _program(job: BatchJob) -> tuple[str, ...]:
@@ -273,6 +299,56 @@ def _ranks_of_a_task(job: BatchJob, settled: Settled) -> int:
             hint=f"Use --nproc {gpus}, or --gpus-per-node {nproc}.",
         )
     return int(nproc)
+
+
+def _doubts(job: BatchJob, nproc: int, settled: Settled) -> Iterator[str]:
+    """What can be meant so, and hardly is."""
+    taken = settled.config.slurm.signals
+    for option in job.options:
+        value = option.value or ""
+        sent = value.rpartition(":")[2].partition("@")[0].upper()
+        if option.name == "signal" and not any(_same_signal(sent, name) for name in taken):
+            yield (
+                f"--signal={value} is none of the signals that announce the end (slurm.signals: "
+                f"{', '.join(taken) or 'none'}): it does not have the job requeued. Write "
+                f"--signal={_signal_name(taken)}@{value.partition('@')[2] or DEFAULT_LEAD_S}"
+            )
+        if (
+            option.name in _GPU_OPTIONS
+            and nproc == 1
+            and settled.config.source("launch.nproc").kind == "default"
+        ):
+            gpus = _gpus(option)
+            if gpus > _number(job.ntasks_per_node, "--ntasks-per-node"):
+                yield (
+                    f"--{option.name}={value} asks for {gpus} GPUs, and one rank is started in each task: ask for them "
+                    "with --gpus-per-node, or say how many ranks a node has with --nproc"
+                )
+
+
+def _same_signal(text: str, name: str) -> bool:
+    number = getattr(signal, name, None)
+    return text.removeprefix("SIG") == name.removeprefix("SIG") or (
+        text.isdecimal() and number is not None and int(text) == int(number)
+    )
+
+
+def _gpus(option: SbatchOption) -> int:
+    """How many GPUs an option of sbatch asks for: ``4``, ``a100:4``, ``gpu``, ``gpu:a100:4,tmp:9``."""
+    kinds = (option.value or "").split(",")
+    if option.name == "gres":
+        kinds = [kind for kind in kinds if re.match(r"(gres[/:])?gpu\b", kind)]
+    numbers = [kind.rpartition(":")[2] for kind in kinds]
+    return sum(int(number) if number.isdecimal() else 1 for number in numbers)
+
+
+def _check_strategy(job: BatchJob, nproc: int, settled: Settled) -> None:
+    num_ranks = int(job.nodes.partition("-")[0]) * int(job.ntasks_per_node) * nproc
+    if settled.config.strategy.name == "single" and num_ranks > 1:
+        raise UsageError(
+            f"the strategy single is for one rank, and the job would have {num_ranks}.",
+            hint="Several ranks run with ddp: use --strategy ddp, or ask for one node, one task and one GPU.",
+        )
 
 
 def _cores(nproc: int, settled: Settled) -> int:
