@@ -13,6 +13,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from typing import IO
 
@@ -22,9 +23,13 @@ from ckptrun.cli.app import PASSED_ON
 from ckptrun.cli.options import takes
 from ckptrun.cli.output import note, print_json, say
 from ckptrun.cli.slurm_job import LEFT_OUT, AskedFor, JobOptions, asked_for
+from ckptrun.cli.status import job_of, job_text, lives
 from ckptrun.environment.slurm import outside_of_the_job
 from ckptrun.errors import UsageError
 from ckptrun.launch.sbatch import BatchJob, batch_script, log_folders, log_path
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.status import read_status
+from ckptrun.run.submitted import SubmittedJob, note_submitted
 
 
 @takes(JobOptions, without=LEFT_OUT, own_first=True)
@@ -38,6 +43,9 @@ def submit(ctx: typer.Context, options: JobOptions) -> int:
     for doubt in asked.warnings:
         note(f"ckptrun: warning: {doubt}")
     _make_log_folders(asked.job, asked.folder)
+    before = _other_job(asked)
+    if before is not None:
+        note(f"ckptrun: warning: {before}")
     with handed_in(text, os.environ) as sbatch:
         job_id, _, cluster = sbatch.job.partition(";")
         if job_id:
@@ -110,6 +118,7 @@ def handed_in(text: str, env: Mapping[str, str]) -> Iterator[Sbatch]:
 
 def _tell(asked: AskedFor, job_id: str, cluster: str, text: str, *, as_json: bool) -> None:
     log = os.path.join(asked.folder, log_path(asked.job, job_id))
+    note_submitted(asked.root, SubmittedJob(asked.run, job_id, cluster or None, log))
     watch = _ways_to_watch(asked, job_id, log, cluster)
     if as_json:
         _print_json(asked, text, job_id=job_id, cluster=cluster or None, log=log, watch=[c for c, _ in watch])
@@ -142,6 +151,20 @@ def _print_json(
             "watch": watch,
             "script": text,
         }
+    )
+
+
+def _other_job(asked: AskedFor) -> str | None:
+    """What is said where a job of the same run waits or runs already; None where none is known to."""
+    if any(option.name == "dependency" for option in asked.job.options):
+        return None  # it comes after that one
+    folder = RunFolder.at(asked.root, asked.run)
+    job = job_of(folder, read_status(folder, watch_s=0.0))
+    if job is None or not lives(job):
+        return None
+    return (
+        f"job {job_text(job, time.time())}, and is of the same run: {asked.run}. While one of them runs, the other is "
+        "turned away (exit 4)"
     )
 
 

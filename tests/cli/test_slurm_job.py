@@ -11,6 +11,8 @@ import pytest
 
 from ckptrun.cli import app
 from ckptrun.errors import CkptrunError, ConfigError, UsageError
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.submitted import SubmittedJob, read_submitted
 
 
 @pytest.fixture(autouse=True)
@@ -285,6 +287,25 @@ def test_submit_with_wait_tells_of_the_job_at_once_and_ends_as_it_does(
     assert done.code == 75, done
     assert "sbatch: over" in done.stderr
     assert "nothing was handed in" not in done.stderr
+
+
+def test_submit_notes_the_job_and_tells_of_one_that_waits(
+    sbatch: Any, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "scontrol").write_text("#!/bin/sh\necho JobId=12 JobState=PENDING\n")
+    (project / "scontrol").chmod(0o755)
+    sbatch("echo 12")
+    assert app.run(["slurm", "submit"], None) == 0
+    assert capsys.readouterr().err == ""
+    assert read_submitted(RunFolder.at("runs", "demo")) == SubmittedJob(
+        "demo", "12", log=str(project / "slurm-logs" / "demo-12.out")
+    )
+    assert app.run(["slurm", "submit"], None) == 0
+    assert "job 12 waits to start, and is of the same run: demo." in capsys.readouterr().err
+    assert app.run(["slurm", "submit", "--", "--dependency=afterany:12"], None) == 0
+    assert capsys.readouterr().err == ""
+    assert app.run(["slurm", "submit", "--run", "other"], None) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_submit_makes_the_folders_of_both_logs(sbatch: Any, project: Path) -> None:
