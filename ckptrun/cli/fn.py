@@ -29,7 +29,7 @@ from ckptrun.config.yaml_format import dump
 from ckptrun.deepspeed_config import stage_of
 from ckptrun.errors import UsageError
 from ckptrun.launch.deepspeed_command import DeepSpeedOptions
-from ckptrun.launch.plan import LaunchPlan, make_plan
+from ckptrun.launch.plan import TAKE_TURNS, LaunchPlan, make_plan
 from ckptrun.launch.requeue import Policy
 from ckptrun.launch.walltime import Walltime
 from ckptrun.records import Fn, Progress, Resolution
@@ -190,8 +190,10 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
         ),
         control=_control_file(settled),
     )
+    in_job = settled.job is not None and (settled.job.batch or task is not None)
     for text in plan.warnings:
-        note(f"ckptrun: warning: {text}")
+        if not (in_job and text.endswith(TAKE_TURNS)):  # of a job's cores job_warnings tells, with the remedy
+            note(f"ckptrun: warning: {text}")
     return plan
 
 

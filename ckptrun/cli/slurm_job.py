@@ -308,10 +308,14 @@ def _doubts(job: BatchJob, nproc: int, settled: Settled) -> Iterator[str]:
         value = option.value or ""
         sent = value.rpartition(":")[2].partition("@")[0].upper()
         if option.name == "signal" and not any(_same_signal(sent, name) for name in taken):
+            instead = [
+                f"{name.removeprefix('SIG')}@{value.partition('@')[2] or DEFAULT_LEAD_S}"
+                for name in taken[:1]
+            ]
             yield (
                 f"--signal={value} is none of the signals that announce the end (slurm.signals: "
-                f"{', '.join(taken) or 'none'}): it does not have the job requeued. Write "
-                f"--signal={_signal_name(taken)}@{value.partition('@')[2] or DEFAULT_LEAD_S}"
+                f"{', '.join(taken) or 'none'}): it does not have the job requeued. Name it there, or write "
+                + (f"--signal={instead[0]}" if instead else "none")
             )
         if (
             option.name in _GPU_OPTIONS

@@ -148,7 +148,7 @@ def test_refused_before_the_queue(words: list[str], message: str) -> None:
     ("words", "warning"),
     [
         (["--", "--signal=USR2@30"], "--signal=USR2@30 is none of the signals that announce the end (slurm.signals: "
-         "SIGUSR1): it does not have the job requeued. Write --signal=USR1@30"),
+         "SIGUSR1): it does not have the job requeued. Name it there, or write --signal=USR1@30"),
         (["slurm.signals=[]", "--", "--signal=USR1"], "slurm.signals: none"),
         (["--", "--signal=usr1@30"], None),
         (["--", "--signal=SIGUSR1"], None),
