@@ -35,6 +35,7 @@ from ckptrun.launch.walltime import Walltime
 from ckptrun.records import Fn, Progress, Resolution
 from ckptrun.resolve.explain import headline, passed_over, to_json
 from ckptrun.resolve.finished import Limits
+from ckptrun.session.job import meaning_of_sigterm
 from ckptrun.session.spec import SessionSpec
 from ckptrun.session.story import preview, run_session
 from ckptrun.stop import DEFAULT_GRACE_S, StopListener
@@ -267,7 +268,15 @@ def _launch(spec: SessionSpec, options: FnOptions) -> int:
 
     with stdout_kept_for_json() if options.json else nullcontext() as write:
         result = run_session(spec)
-        tell(spec.fn, spec.folder, result, spec.command, num_hosts=spec.plan.num_hosts, debug=options.debug)
+        tell(
+            spec.fn,
+            spec.folder,
+            result,
+            spec.command,
+            num_hosts=spec.plan.num_hosts,
+            debug=options.debug,
+            cancelled=meaning_of_sigterm(spec) == "cancelled",
+        )
         predictions = save_predictions(result) if spec.fn == "predict" else None
         if predictions is not None:
             note(f"ckptrun: predictions are in {predictions}")
