@@ -19,12 +19,15 @@ from typing import Annotated
 
 import typer
 
+from ckptrun.cli.drift import WAYS_ON, changes, told_of_changes
 from ckptrun.cli.options import FnOptions, command_line
 from ckptrun.cli.settle import Settled, settle_fn
+from ckptrun.config.source_defaults import find_module
 from ckptrun.config.support import check_supported
-from ckptrun.errors import UsageError
+from ckptrun.errors import IncompatibleError, UsageError
 from ckptrun.launch.sbatch import DEFAULT_LEAD_S, DEFAULT_LOG_DIR, BatchJob, with_options
 from ckptrun.launch.sbatch_options import SbatchOption, parse_sbatch_options
+from ckptrun.run.folder import RunFolder
 
 _JOB = "Job"
 _TASK = re.compile(r"(?<!%)%a")
@@ -151,6 +154,7 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
     Raises:
         ConfigError: there is no config, or something in it is wrong or not available yet.
         UsageError: what is asked for does not go together.
+        IncompatibleError: it is to be handed in, and the run cannot go on with this config.
     """
     if not options.config and env.get("CKPTRUN_CONFIG"):
         # The job may start in another environment.
@@ -196,12 +200,14 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
         run = _run_of_a_task(options, settled).replace("%a", "*")
     folder = _folder(job)
     root = settled.config.root
+    root = root if folder == os.getcwd() else os.path.join(folder, root)
+    first = re.match(r"\d+", job.array or "")
+    doubts = [*_doubts(job, nproc, settled), *_missed_modules(job, settled, folder)]
+    changed = _changes(options, settled, RunFolder.at(root, run.replace("*", first[0] if first else "*")))
+    if changed is not None and command == "submit":
+        raise IncompatibleError(changed, hint=f"Nothing was handed in. {WAYS_ON}")
     return AskedFor(
-        replace(job, command=words),
-        run,
-        root if folder == os.getcwd() else os.path.join(folder, root),
-        folder,
-        tuple(_doubts(job, nproc, settled)),
+        replace(job, command=words), run, root, folder, (*doubts, *([] if changed is None else [changed]))
     )
 
 
@@ -328,6 +334,42 @@ def _doubts(job: BatchJob, nproc: int, settled: Settled) -> Iterator[str]:
                     f"--{option.name}={value} asks for {gpus} GPUs, and one rank is started in each task: ask for them "
                     "with --gpus-per-node, or say how many ranks a node has with --nproc"
                 )
+
+
+def _missed_modules(job: BatchJob, settled: Settled, folder: str) -> Iterator[str]:
+    """Modules of the config that are in the working folder, and will not be where the job runs."""
+    if job.container or folder == os.getcwd():
+        return
+    config = settled.config
+    specs = [
+        spec for spec in (config.model, config.data, *config.callbacks, *config.loggers) if spec is not None
+    ]
+    for module in dict.fromkeys(spec.class_path.partition(".")[0] for spec in specs):
+        if find_module(module, folder) is None and find_module(module, os.getcwd()) is not None:
+            yield (
+                f"the module {module!r} is in this folder, and the job runs in {folder}, where it will not be found: "
+                f"leave --chdir out, or give the job a PYTHONPATH, as with --set-up {_export(os.getcwd())}"
+            )
+
+
+def _export(folder: str) -> str:
+    return shlex.quote(f"export PYTHONPATH={shlex.quote(folder)}")
+
+
+def _changes(options: JobOptions, settled: Settled, folder: RunFolder) -> str | None:
+    """How the config differs from that of the run that the job goes on with, as ``fit`` would refuse it."""
+    if options.override or options.ckpt == "none" or not _has_saved(folder):
+        return None
+    changed = changes(folder, settled.config)
+    return told_of_changes(folder, changed) if changed else None
+
+
+def _has_saved(folder: RunFolder) -> bool:
+    try:
+        with os.scandir(folder.checkpoints_dir) as entries:
+            return any(not entry.name.startswith(".") for entry in entries)
+    except OSError:
+        return False
 
 
 def _same_signal(text: str, name: str) -> bool:

@@ -31,7 +31,9 @@ def default_in_source(class_path: str, argument: str, *, folder: str | None = No
 
 def find_module(module: str, folder: str) -> ModuleSpec | None:
     """Where a module is that is looked for in ``folder`` and among the installed ones; imports nothing."""
-    places: Sequence[str] | None = [folder, *sys.path]
+    # Python itself may have put the working folder in front, which is another one where the module will be imported.
+    others = sys.path[1:] if sys.path and sys.path[0] in ("", os.getcwd()) else sys.path
+    places: Sequence[str] | None = [folder, *others]
     found: ModuleSpec | None = None
     name = ""
     for part in module.split("."):

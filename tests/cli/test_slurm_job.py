@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptrun.cli import app
-from ckptrun.errors import CkptrunError, ConfigError, UsageError
+from ckptrun.errors import CkptrunError, ConfigError, IncompatibleError, UsageError
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.submitted import SubmittedJob, read_submitted
 
@@ -40,6 +41,18 @@ def script(capsys: pytest.CaptureFixture[str]) -> Any:
         return directives, shlex.split(command)[2:]
 
     return run
+
+
+@pytest.fixture
+def sbatch(project: Path) -> Any:
+    """``sbatch(text)``: an ``sbatch`` in the PATH that does this, and keeps what it is given."""
+
+    def make(text: str) -> Path:
+        (project / "sbatch").write_text(f"#!/bin/bash\ncat > handed-in\n{text}\n")
+        (project / "sbatch").chmod(0o755)
+        return project / "handed-in"
+
+    return make
 
 
 FIT = ["ckptrun", "fit"]
@@ -197,11 +210,56 @@ def test_in_another_folder_the_config_is_the_one_that_was_read(script: Any, proj
     assert script("--", "-D", str(project))[1] == [*FIT, "--ckpt", "last"]
 
 
+def test_in_another_folder_modules_may_be_missing(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "there").mkdir()
+    assert app.run(["slurm", "script", "--", "--chdir=there"], None) == 0
+    said = capsys.readouterr().err
+    assert said.count("the module 'task' is in this folder, and the job runs in") == 1
+    assert f"--set-up 'export PYTHONPATH={project}'" in said
+    monkeypatch.syspath_prepend(str(project))
+    monkeypatch.setattr("sys.path", ["/usr/bin", *sys.path])  # as where PYTHONPATH has it
+    assert app.run(["slurm", "script", "--", "--chdir=there"], None) == 0
+    (project / "there" / "task.py").touch()
+    monkeypatch.setattr("sys.path", [each for each in sys.path if each != str(project)])
+    assert app.run(["slurm", "script", "--", "--chdir=there"], None) == 0
+    assert app.run(["slurm", "script", "--container", "x", "--", "--chdir=/"], None) == 0
+    assert app.run(["slurm", "script"], None) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-a3"])
+def test_a_run_that_cannot_go_on_with_this_config_is_told_before_the_queue(
+    project: Path, sbatch: Any, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    handed_in = sbatch("echo 12")
+    array = ["--array", "3-4"] if name == "demo-a3" else []
+    run = project / "runs" / name
+    assert app.run(["fit", "--print-config", "--json"], None) == 0
+    stored = capsys.readouterr().out  # JSON is YAML
+    (run / "checkpoints" / "00000001-step-00000004").mkdir(parents=True)
+    (run / "config.yaml").write_text(stored)
+    assert app.run(["slurm", "submit", *array, "trainer.max_steps=9"], None) == 0
+    handed_in.unlink()
+    with pytest.raises(IncompatibleError) as caught:
+        app.run(["slurm", "submit", *array, "model.init_args.lr=0.5"], None)
+    assert caught.value.exit_code == 5
+    assert f"the config differs from that of run {name!r} in what changes the result:" in caught.value.message
+    assert "model.init_args.lr: nothing in the run, 0.5 given" in caught.value.message
+    assert not handed_in.exists()
+    capsys.readouterr()
+    assert app.run(["slurm", "script", *array, "model.init_args.lr=0.5"], None) == 0
+    assert "the config differs from that of run" in capsys.readouterr().err
+    for words in (["--override"], ["--ckpt", "none"], ["--run", "other"]):
+        assert app.run(["slurm", "submit", *array, "model.init_args.lr=0.5", *words], None) == 0
+    (run / "checkpoints" / "00000001-step-00000004").rmdir()
+    assert app.run(["slurm", "submit", *array, "model.init_args.lr=0.5"], None) == 0
+
+
 def test_without_a_ckptrun_in_the_path_it_is_named_by_this_python(
     script: Any, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     (project / "ckptrun").unlink()
     assert script()[1] == [sys.executable, "-m", "ckptrun", "fit", "--ckpt", "last"]
     assert script("--container", "apptainer exec x")[1][3:] == [*FIT, "--ckpt", "last"]
@@ -236,18 +294,6 @@ def test_submit_without_sbatch(project: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_submit_where_the_logs_folder_cannot_be_made(project: Path) -> None:
     with pytest.raises(UsageError, match="the folder for the log cannot be made"):
         app.run(["slurm", "submit", "--log-dir", "task.py"], None)
-
-
-@pytest.fixture
-def sbatch(project: Path) -> Any:
-    """``sbatch(text)``: an ``sbatch`` in the PATH that does this, and keeps what it is given."""
-
-    def make(text: str) -> Path:
-        (project / "sbatch").write_text(f"#!/bin/bash\ncat > handed-in\n{text}\n")
-        (project / "sbatch").chmod(0o755)
-        return project / "handed-in"
-
-    return make
 
 
 def test_submit_hands_the_script_in(sbatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
