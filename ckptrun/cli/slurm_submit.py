@@ -159,7 +159,10 @@ def _other_job(asked: AskedFor) -> str | None:
     if any(option.name == "dependency" for option in asked.job.options):
         return None  # it comes after that one
     folder = RunFolder.at(asked.root, asked.run)
-    job = job_of(folder, read_status(folder, watch_s=0.0))
+    try:
+        job = job_of(folder, read_status(folder, watch_s=0.0))
+    except UsageError:  # a status that is damaged; the job will have something to say about it
+        return None
     if job is None or not lives(job):
         return None
     return (

@@ -203,7 +203,7 @@ CASES = [
     Case("last with all damaged", fit("last"), 2, (bad(1), bad(2)), ref="last", exit_code=3, says=("none can be used", "lacks its file")),
     Case("last in a root that cannot be read", fit("last", root_state="unreadable: Input/output error"), 2, ref="last", exit_code=3,
          says=("Input/output error",)),
-    Case("last in a requeued job whose root is gone", fit("last", job=REQUEUED, root_state="absent"), 2, ref="last", exit_code=3, quiet=True),
+    Case("last in a requeued job whose root is gone", fit("last", job=REQUEUED, root_state="absent"), 2, ref="last", exit_code=3),
     Case("last in a requeued job that had not saved yet", fit("last", job=REQUEUED), 2, ref="last", fresh=True),
     Case("last for a test of a run that never was", evaluate("last"), 2, ref="last", exit_code=3, says=("test needs one",)),
     Case("last falls past what is not committed", fit("last"), 2, (*RUN, bad(4, "not committed", committed=False)), ref="last", path=THIRD.path),
@@ -355,3 +355,12 @@ def test_the_ledger_keeps_what_was_given() -> None:
     assert given_reference(fit("best"), registry_of(pin=PIN)) == "best"
     assert given_reference(fit(), registry_of(pin=PIN)) == "step:100"
     assert given_reference(fit(), Registry()) is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [fit("last", job=REQUEUED, root_state="absent"), fit("last", root_state="unreadable: Permission denied")],
+    ids=["absent", "unreadable"],
+)
+def test_where_a_fresh_start_is_refused_nothing_says_that_it_begins(facts: ResolveFacts) -> None:
+    assert resolve(facts, Registry(), ListView(())).warnings == ()
