@@ -20,6 +20,7 @@ from ckptrun.records import CheckpointRecord, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.identity import read_identity
 
+WAYS_ON = "--override goes on with what is given now; --run NAME starts another run."
 _EARLY_STOPPING = "EarlyStopping"
 
 
@@ -40,13 +41,10 @@ def config_check(
         warnings: list[str] = []
         changed = changes(folder, config)
         if changed:
-            told = f"the config differs from that of run {folder.name!r} in what changes the result:"
+            told = told_of_changes(folder, changed)
             if not override:
-                return _refusal(
-                    "\n  ".join([told, *changed]),
-                    "--override goes on with what is given now; --run NAME starts another run.",
-                ), ()
-            warnings.append("\n  ".join([f"--override: {told}", *changed]))
+                return _refusal(told, WAYS_ON), ()
+            warnings.append(f"--override: {told}")
         if exact or look_at_code:
             moved, unknown = _code_changes(folder, resolution.answer)
             if moved and exact:
@@ -60,6 +58,12 @@ def config_check(
         return None, warnings
 
     return check
+
+
+def told_of_changes(folder: RunFolder, changed: Sequence[str]) -> str:
+    """What is said where :func:`changes` has found some."""
+    told = f"the config differs from that of run {folder.name!r} in what changes the result:"
+    return "\n  ".join([told, *changed])
 
 
 def changes(folder: RunFolder, config: RunConfig) -> list[str]:

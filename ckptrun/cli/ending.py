@@ -40,9 +40,20 @@ _ENDED = {
 
 
 def tell(
-    fn: Fn, folder: RunFolder, result: SessionResult, command: Sequence[str], *, num_hosts: int, debug: bool
+    fn: Fn,
+    folder: RunFolder,
+    result: SessionResult,
+    command: Sequence[str],
+    *,
+    num_hosts: int,
+    debug: bool,
+    cancelled: bool = False,
 ) -> None:
-    """Tell on stderr how a command ended that got as far as an answer."""
+    """Tell on stderr how a command ended that got as far as an answer.
+
+    Args:
+        cancelled: SLURM says that the signal came because its job was cancelled.
+    """
     if result.resolution is not None and result.resolution.error is not None:
         error = result.resolution.error
         tell_problem(error.message, error.hint)
@@ -54,7 +65,7 @@ def tell(
         _tell_error(outcome, debug=debug)
     if not outcome.built:
         return
-    note(f"ckptrun: {closing_line(fn, folder, outcome)}")
+    note(f"ckptrun: {closing_line(fn, folder, outcome, cancelled=cancelled)}")
     if outcome.save_error is not None:
         tell_problem(f"the last save failed, and none after it succeeded: {outcome.save_error}", None)
     if (
@@ -66,16 +77,17 @@ def tell(
         note(f"  to go on{where}: {shlex.join(_to_go_on(command))}")
 
 
-def closing_line(fn: Fn, folder: RunFolder, outcome: Outcome) -> str:
+def closing_line(fn: Fn, folder: RunFolder, outcome: Outcome, *, cancelled: bool = False) -> str:
     """How it ended and where, in one line."""
+    ended = "stopped, as its job was cancelled," if cancelled else _ENDED.get(outcome.stop_reason, "done")
     if fn != "fit":
-        how = "done" if outcome.stop_reason is StopReason.DONE else _ENDED[outcome.stop_reason]
+        how = ended
         return f"{fn} of run {folder.name!r}: {how}"
     if outcome.stop_reason is StopReason.DONE:
         how = f"finished at step {outcome.step}"
         how += f" ({outcome.finished_by})" if outcome.finished_by else ""
     else:
-        how = f"{_ENDED[outcome.stop_reason]} at step {outcome.step}"
+        how = f"{ended} at step {outcome.step}"
     record = read_status(folder)
     where = "no checkpoint was saved" if record is None or not record.checkpoint else record.checkpoint
     return f"run {folder.name!r} {how}; {'last checkpoint: ' if where.startswith('/') else ''}{where}"

@@ -29,12 +29,13 @@ from ckptrun.config.yaml_format import dump
 from ckptrun.deepspeed_config import stage_of
 from ckptrun.errors import UsageError
 from ckptrun.launch.deepspeed_command import DeepSpeedOptions
-from ckptrun.launch.plan import LaunchPlan, make_plan
+from ckptrun.launch.plan import TAKE_TURNS, LaunchPlan, make_plan
 from ckptrun.launch.requeue import Policy
 from ckptrun.launch.walltime import Walltime
 from ckptrun.records import Fn, Progress, Resolution
 from ckptrun.resolve.explain import headline, passed_over, to_json
 from ckptrun.resolve.finished import Limits
+from ckptrun.session.job import meaning_of_sigterm
 from ckptrun.session.spec import SessionSpec
 from ckptrun.session.story import preview, run_session
 from ckptrun.stop import DEFAULT_GRACE_S, StopListener
@@ -190,8 +191,10 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
         ),
         control=_control_file(settled),
     )
+    in_job = settled.job is not None and (settled.job.batch or task is not None)
     for text in plan.warnings:
-        note(f"ckptrun: warning: {text}")
+        if not (in_job and text.endswith(TAKE_TURNS)):  # of a job's cores job_warnings tells, with the remedy
+            note(f"ckptrun: warning: {text}")
     return plan
 
 
@@ -265,7 +268,15 @@ def _launch(spec: SessionSpec, options: FnOptions) -> int:
 
     with stdout_kept_for_json() if options.json else nullcontext() as write:
         result = run_session(spec)
-        tell(spec.fn, spec.folder, result, spec.command, num_hosts=spec.plan.num_hosts, debug=options.debug)
+        tell(
+            spec.fn,
+            spec.folder,
+            result,
+            spec.command,
+            num_hosts=spec.plan.num_hosts,
+            debug=options.debug,
+            cancelled=meaning_of_sigterm(spec) == "cancelled",
+        )
         predictions = save_predictions(result) if spec.fn == "predict" else None
         if predictions is not None:
             note(f"ckptrun: predictions are in {predictions}")

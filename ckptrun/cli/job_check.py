@@ -48,7 +48,7 @@ def _share(settled: Settled, plan: LaunchPlan, env: Mapping[str, str]) -> TaskSh
     local_tasks = task.num_local if task is not None and task.is_rank else 1
     if task is not None and local_tasks > 1:
         # Where no plugin binds tasks to cores, each sees those of the others too.
-        cores = min(cores, task.cpus) if task.cpus else max(1, cores // local_tasks)
+        cores = min(cores, task.cpus) if task.cpus else cores // local_tasks
     return TaskShare(
         num_ranks=plan.num_ranks,
         num_cores=cores,

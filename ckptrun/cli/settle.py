@@ -22,6 +22,7 @@ from ckptrun.environment.slurm import array_task, job_facts
 from ckptrun.errors import ConfigError, UnknownRunError, UsageError
 from ckptrun.records import Fn, JobFacts
 from ckptrun.run.folder import RunFolder
+from ckptrun.run.submitted import read_submitted
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,12 @@ def named_once(argument: str | None, option: str | None) -> str | None:
 
 
 def settle_run(
-    run: str | None, root: str | None, config: list[str] | None, env: Mapping[str, str]
+    run: str | None,
+    root: str | None,
+    config: list[str] | None,
+    env: Mapping[str, str],
+    *,
+    or_submitted: bool = False,
 ) -> RunFolder:
     """The folder of the run that a command about a run means; it exists.
 
@@ -100,6 +106,7 @@ def settle_run(
         run: the name given, None for that of the config.
         root: the root given, None for that of the config, or ``./runs`` where a run is named and there is
         none.
+        or_submitted: it may also be a run for which a job was handed in.
 
     Raises:
         UnknownRunError: there is no such run.
@@ -110,7 +117,7 @@ def settle_run(
         run = run if run is not None else named.run_name(array_task(env))
         root = named.root
     folder = RunFolder.at(root, run)
-    if not folder.exists():
+    if not folder.exists() and not (or_submitted and read_submitted(folder)):
         raise UnknownRunError(
             f"there is no run {run!r} under {root}",
             hint=_near(root, run) or "'ckptrun runs' lists the runs of a root; --root names another one.",

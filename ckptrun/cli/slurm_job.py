@@ -11,21 +11,29 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
+from ckptrun.cli.drift import WAYS_ON, changes, told_of_changes
 from ckptrun.cli.options import FnOptions, command_line
 from ckptrun.cli.settle import Settled, settle_fn
+from ckptrun.config.source_defaults import find_module
 from ckptrun.config.support import check_supported
-from ckptrun.errors import UsageError
+from ckptrun.errors import IncompatibleError, UsageError
 from ckptrun.launch.sbatch import DEFAULT_LEAD_S, DEFAULT_LOG_DIR, BatchJob, with_options
-from ckptrun.launch.sbatch_options import parse_sbatch_options
+from ckptrun.launch.sbatch_options import SbatchOption, parse_sbatch_options
+from ckptrun.run.folder import RunFolder
 
 _JOB = "Job"
+_TASK = re.compile(r"(?<!%)%a")
+
+# Of sbatch's options those that ask for GPUs, beside --gpus-per-node.
+_GPU_OPTIONS = ("gpus", "gpus-per-task", "gres")
 
 # Of fit's options those that SLURM answers, or that only show something.
 LEFT_OUT = frozenset({"print_config", "dry_run", "nnodes", "rdzv_endpoint", "no_slurm"})
@@ -74,7 +82,7 @@ class JobOptions(FnOptions):
         typer.Option(
             "--array",
             metavar="TASKS",
-            help="A job array, each task a run; %a in KEY=VALUE or --run is the task's number.",
+            help="A job array, each task a run of its own; %a in KEY=VALUE or --run is the task's number.",
             rich_help_panel=_JOB,
         ),
     ] = None
@@ -126,13 +134,14 @@ class JobOptions(FnOptions):
 class AskedFor:
     """The job, the run that it trains and its root, and the folder in which it will run, where relative paths begin.
 
-    In a job array ``run`` has ``*`` for the task's number.
+    In a job array ``run`` has ``*`` for the task's number. ``warnings`` are what is likely not meant so.
     """
 
     job: BatchJob
     run: str
     root: str
     folder: str
+    warnings: tuple[str, ...] = ()
 
 
 def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, str], command: str) -> AskedFor:
@@ -145,12 +154,18 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
     Raises:
         ConfigError: there is no config, or something in it is wrong or not available yet.
         UsageError: what is asked for does not go together.
+        IncompatibleError: it is to be handed in, and the run cannot go on with this config.
     """
     if not options.config and env.get("CKPTRUN_CONFIG"):
         # The job may start in another environment.
         options = replace(options, config=[p for p in env["CKPTRUN_CONFIG"].split(os.pathsep) if p])
     passed_on = parse_sbatch_options(sbatch_words)
     array = next((option.value for option in passed_on if option.name == "array"), options.array)
+    if array is None and _has_task(_named(options) or ""):
+        raise UsageError(
+            f"the run is named {_named(options)!r}, where %a is the number of an array's task, and there is no array.",
+            hint="Ask for one with --array, or name the run without %a.",
+        )
     settled = settle_fn("fit", _as_a_task_has_them(options, array), env)
     config = settled.config
     check_supported(config)
@@ -161,7 +176,9 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
         )
     given = BatchJob(
         command=(),
-        job_name=_job_name(settled.folder.name, array) if options.job_name is None else options.job_name,
+        job_name=_job_name(_named(options) or settled.folder.name, array)
+        if options.job_name is None
+        else options.job_name,
         nodes=str(config.launch.nnodes) if options.nodes is None else options.nodes,
         ntasks_per_node=options.ntasks_per_node or "1",
         gpus_per_node=options.gpus_per_node,
@@ -178,28 +195,31 @@ def asked_for(options: JobOptions, sbatch_words: list[str], env: Mapping[str, st
     )
     job = with_options(given, passed_on)
     nproc = _ranks_of_a_task(job, settled)
+    _check_strategy(job, nproc, settled)
     if job.cpus_per_task is None:
         job = replace(job, cpus_per_task=str(_cores(nproc, settled)))
+    _number(job.cpus_per_task or "", "--cpus-per-task")
     words = _command(options, settled, job, nproc)
     run = settled.folder.name
     if job.array is not None:
         run = _run_of_a_task(options, settled).replace("%a", "*")
     folder = _folder(job)
     root = settled.config.root
+    root = root if folder == os.getcwd() else os.path.join(folder, root)
+    first = re.match(r"\d+", job.array or "")
+    doubts = [*_doubts(job, nproc, settled), *_missed_modules(job, settled, folder)]
+    changed = _changes(options, settled, RunFolder.at(root, run.replace("*", first[0] if first else "*")))
+    if changed is not None and command == "submit":
+        raise IncompatibleError(changed, hint=f"Nothing was handed in. {WAYS_ON}")
     return AskedFor(
-        replace(job, command=words),
-        run,
-        root if folder == os.getcwd() else os.path.join(folder, root),
-        folder,
+        replace(job, command=words), run, root, folder, (*doubts, *([] if changed is None else [changed]))
     )
 
 
 def _as_a_task_has_them(options: JobOptions, array: str | None) -> JobOptions:
     """The options for reading the config here: values that differ from task to task are those of the first one."""
     first = re.match(r"\d+", array or "")
-    overrides = [
-        text if first is None else re.sub(r"(?<!%)%a", first[0], text) for text in options.overrides or ()
-    ]
+    overrides = [text if first is None else _TASK.sub(first[0], text) for text in options.overrides or ()]
     return replace(options, overrides=overrides, no_slurm=True)
 
 
@@ -234,8 +254,20 @@ def _command(options: JobOptions, settled: Settled, job: BatchJob, nproc: int) -
 
 
 def _run_of_a_task(options: JobOptions, settled: Settled) -> str:
-    """The run of an array's task. One that was named on the command line is meant as it is: ``--array=1-9%1``."""
-    return settled.folder.name if options.run is not None else f"{settled.folder.name}-a%a"
+    """The run of an array's task. Two tasks of one name would be one run, and the second is turned away from it."""
+    name = _named(options) or settled.folder.name
+    return name if _has_task(name) else f"{name}-a%a"
+
+
+def _named(options: JobOptions) -> str | None:
+    """The run's name on the command line, as it was written there."""
+    overrides = [text for text in options.overrides or () if text.startswith("run.name=")]
+    return options.run if options.run is not None or not overrides else overrides[-1].partition("=")[2]
+
+
+def _has_task(text: str) -> bool:
+    """Whether ``%a``, the number of the array's task, stands in it."""
+    return _TASK.search(text) is not None
 
 
 def _program(job: BatchJob) -> tuple[str, ...]:
@@ -278,6 +310,96 @@ def _ranks_of_a_task(job: BatchJob, settled: Settled) -> int:
             hint=f"Use --nproc {gpus}, or --gpus-per-node {nproc}.",
         )
     return int(nproc)
+
+
+def _doubts(job: BatchJob, nproc: int, settled: Settled) -> Iterator[str]:
+    """What can be meant so, and hardly is."""
+    taken = settled.config.slurm.signals
+    for option in job.options:
+        value = option.value or ""
+        sent = value.rpartition(":")[2].partition("@")[0].upper()
+        if option.name == "signal" and not any(_same_signal(sent, name) for name in taken):
+            instead = [
+                f"{name.removeprefix('SIG')}@{value.partition('@')[2] or DEFAULT_LEAD_S}"
+                for name in taken[:1]
+            ]
+            yield (
+                f"--signal={value} is none of the signals that announce the end (slurm.signals: "
+                f"{', '.join(taken) or 'none'}): it does not have the job requeued. Name it there, or write "
+                + (f"--signal={instead[0]}" if instead else "none")
+            )
+        if (
+            option.name in _GPU_OPTIONS
+            and nproc == 1
+            and settled.config.source("launch.nproc").kind == "default"
+        ):
+            gpus = _gpus(option)
+            if gpus > _number(job.ntasks_per_node, "--ntasks-per-node"):
+                yield (
+                    f"--{option.name}={value} asks for {gpus} GPUs, and one rank is started in each task: ask for them "
+                    "with --gpus-per-node, or say how many ranks a node has with --nproc"
+                )
+
+
+def _missed_modules(job: BatchJob, settled: Settled, folder: str) -> Iterator[str]:
+    """Modules of the config that are in the working folder, and will not be where the job runs."""
+    if job.container or folder == os.getcwd():
+        return
+    config = settled.config
+    specs = [
+        spec for spec in (config.model, config.data, *config.callbacks, *config.loggers) if spec is not None
+    ]
+    for module in dict.fromkeys(spec.class_path.partition(".")[0] for spec in specs):
+        if find_module(module, folder) is None and find_module(module, os.getcwd()) is not None:
+            yield (
+                f"the module {module!r} is in this folder, and the job runs in {folder}, where it will not be found: "
+                f"leave --chdir out, or give the job a PYTHONPATH, as with --set-up {_export(os.getcwd())}"
+            )
+
+
+def _export(folder: str) -> str:
+    return shlex.quote(f"export PYTHONPATH={shlex.quote(folder)}")
+
+
+def _changes(options: JobOptions, settled: Settled, folder: RunFolder) -> str | None:
+    """How the config differs from that of the run that the job goes on with, as ``fit`` would refuse it."""
+    if options.override or options.ckpt == "none" or not _has_saved(folder):
+        return None
+    changed = changes(folder, settled.config)
+    return told_of_changes(folder, changed) if changed else None
+
+
+def _has_saved(folder: RunFolder) -> bool:
+    try:
+        with os.scandir(folder.checkpoints_dir) as entries:
+            return any(not entry.name.startswith(".") for entry in entries)
+    except OSError:
+        return False
+
+
+def _same_signal(text: str, name: str) -> bool:
+    number = getattr(signal, name, None)
+    return text.removeprefix("SIG") == name.removeprefix("SIG") or (
+        text.isdecimal() and number is not None and int(text) == int(number)
+    )
+
+
+def _gpus(option: SbatchOption) -> int:
+    """How many GPUs an option of sbatch asks for: ``4``, ``a100:4``, ``gpu``, ``gpu:a100:4,tmp:9``."""
+    kinds = (option.value or "").split(",")
+    if option.name == "gres":
+        kinds = [kind for kind in kinds if re.match(r"(gres[/:])?gpu\b", kind)]
+    numbers = [kind.rpartition(":")[2] for kind in kinds]
+    return sum(int(number) if number.isdecimal() else 1 for number in numbers)
+
+
+def _check_strategy(job: BatchJob, nproc: int, settled: Settled) -> None:
+    num_ranks = int(job.nodes.partition("-")[0]) * int(job.ntasks_per_node) * nproc
+    if settled.config.strategy.name == "single" and num_ranks > 1:
+        raise UsageError(
+            f"the strategy single is for one rank, and the job would have {num_ranks}.",
+            hint="Several ranks run with ddp: use --strategy ddp, or ask for one node, one task and one GPU.",
+        )
 
 
 def _cores(nproc: int, settled: Settled) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from ckptrun.cli.app import PASSED_ON
 from ckptrun.cli.options import takes
-from ckptrun.cli.output import print_json, say
+from ckptrun.cli.output import note, print_json, say
 from ckptrun.cli.slurm_job import LEFT_OUT, JobOptions, asked_for
 from ckptrun.launch.sbatch import batch_script, log_folder_from_here, log_pattern
 
@@ -22,6 +22,8 @@ def script(ctx: typer.Context, options: JobOptions) -> int:
     """
     asked = asked_for(options, ctx.meta[PASSED_ON], os.environ, "script")
     text = batch_script(asked.job)
+    for doubt in asked.warnings:
+        note(f"ckptrun: warning: {doubt}")
     if options.json:
         print_json(
             {

@@ -1,26 +1,35 @@
 """How is a training handed in to SLURM?
 
 Decision: the folder of the log is made here, for SLURM does not make it and a job without it dies without a word;
-the script goes to sbatch by its standard input and is kept by SLURM (``scontrol write batch_script``). Turned down: a
-file beside the logs, which looks like the one to edit and is not.
+the script goes to sbatch by its standard input and is kept by SLURM (``scontrol write batch_script``). Whether a job
+was handed in is told by the number that sbatch prints: with ``--wait`` its exit code is the job's, and with
+``--test-only`` it is 0 without a job. Turned down: a file beside the logs, which looks like the one to edit and is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO
 
 import typer
 
 from ckptrun.cli.app import PASSED_ON
 from ckptrun.cli.options import takes
-from ckptrun.cli.output import print_json, say
+from ckptrun.cli.output import note, print_json, say
 from ckptrun.cli.slurm_job import LEFT_OUT, AskedFor, JobOptions, asked_for
+from ckptrun.cli.status import job_of, job_text, lives
 from ckptrun.environment.slurm import outside_of_the_job
 from ckptrun.errors import UsageError
-from ckptrun.launch.sbatch import BatchJob, batch_script, log_folder, log_path
+from ckptrun.launch.sbatch import BatchJob, batch_script, log_folders, log_path
+from ckptrun.run.folder import RunFolder
+from ckptrun.run.status import read_status
+from ckptrun.run.submitted import SubmittedJob, note_submitted
 
 
 @takes(JobOptions, without=LEFT_OUT, own_first=True)
@@ -31,68 +40,147 @@ def submit(ctx: typer.Context, options: JobOptions) -> int:
     """
     asked = asked_for(options, ctx.meta[PASSED_ON], os.environ, "submit")
     text = batch_script(asked.job)
-    _make_log_folder(asked.job, asked.folder)
-    job_id, _, cluster = hand_in(text, os.environ).partition(";")
+    for doubt in asked.warnings:
+        note(f"ckptrun: warning: {doubt}")
+    _make_log_folders(asked.job, asked.folder)
+    before = _other_job(asked)
+    if before is not None:
+        note(f"ckptrun: warning: {before}")
+    with handed_in(text, os.environ) as sbatch:
+        job_id, _, cluster = sbatch.job.partition(";")
+        if job_id:
+            _tell(asked, job_id, cluster, text, as_json=options.json)
+        elif any(option.name == "test-only" for option in asked.job.options):
+            _tell_of_the_test(asked, sbatch, text, as_json=options.json)
+        else:
+            raise UsageError(f"sbatch has named no job; nothing was handed in:\n{sbatch.words()}")
+        code = sbatch.wait()  # with --wait for the end of the job
+        if job_id and sbatch.words():
+            note(sbatch.words())
+        return code
+
+
+class Sbatch:
+    """An ``sbatch --parsable`` that has been given a script.
+
+    ``job`` is what it has printed: the job's id, and behind ``;`` its cluster; empty where there is no job.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
+        assert process.stdout is not None
+        self._process, self._errors = process, errors
+        self.job = process.stdout.readline().strip()
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self._process.wait()
+
+    def words(self) -> str:
+        """What it has said beside the job's id, once it has ended."""
+        self.wait()
+        self._errors.seek(0)
+        return self._errors.read().strip()
+
+
+@contextlib.contextmanager
+def handed_in(text: str, env: Mapping[str, str]) -> Iterator[Sbatch]:
+    """Hand a script in. With ``--wait`` sbatch still runs then, and waits for the end of the job.
+
+    Raises:
+        UsageError: there is no sbatch here, or it refuses the script.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        try:
+            process = subprocess.Popen(
+                ["sbatch", "--parsable"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=outside_of_the_job(env),
+                text=True,
+            )
+        except FileNotFoundError as error:
+            raise UsageError(
+                "there is no sbatch on this machine; nothing was handed in.",
+                hint="Call it where jobs are handed in from, or print the script with 'ckptrun slurm script'.",
+            ) from error
+        with process:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended without reading, and says why
+                process.stdin.write(text)
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            sbatch = Sbatch(process, errors)
+            if not sbatch.job and sbatch.wait() != 0:
+                raise UsageError(f"sbatch refused the job; nothing was handed in:\n{sbatch.words()}")
+            yield sbatch
+
+
+def _tell(asked: AskedFor, job_id: str, cluster: str, text: str, *, as_json: bool) -> None:
     log = os.path.join(asked.folder, log_path(asked.job, job_id))
+    note_submitted(asked.root, SubmittedJob(asked.run, job_id, cluster or None, log))
     watch = _ways_to_watch(asked, job_id, log, cluster)
-    if options.json:
-        print_json(
-            {
-                "job_id": job_id,
-                "cluster": cluster or None,
-                "run": asked.run,
-                "job_name": asked.job.job_name,
-                "log": log,
-                "watch": [command for command, _ in watch],
-                "script": text,
-            }
-        )
-        return 0
+    if as_json:
+        _print_json(asked, text, job_id=job_id, cluster=cluster or None, log=log, watch=[c for c, _ in watch])
+        return
     say(f"submitted job {job_id}" + (f" on cluster {cluster}" if cluster else "") + f": run {asked.run}")
     say(f"log: {log}")
     width = max(len(command) for command, _ in watch)
     for command, meaning in watch:
         say(f"    {command.ljust(width)}  {meaning}")
-    return 0
 
 
-def hand_in(text: str, env: Mapping[str, str]) -> str:
-    """Hand a script in, and return what ``sbatch --parsable`` says: the job's id, and behind ``;`` its cluster.
+def _tell_of_the_test(asked: AskedFor, sbatch: Sbatch, text: str, *, as_json: bool) -> None:
+    note(sbatch.words())
+    if as_json:
+        _print_json(asked, text, job_id=None, cluster=None, log=None, watch=[])
+    else:
+        say("tested alone (--test-only); nothing was handed in")
 
-    Raises:
-        UsageError: there is no sbatch here, or it refuses the script.
-    """
+
+def _print_json(
+    asked: AskedFor, text: str, *, job_id: str | None, cluster: str | None, log: str | None, watch: list[str]
+) -> None:
+    print_json(
+        {
+            "job_id": job_id,
+            "cluster": cluster,
+            "run": asked.run,
+            "job_name": asked.job.job_name,
+            "log": log,
+            "watch": watch,
+            "script": text,
+        }
+    )
+
+
+def _other_job(asked: AskedFor) -> str | None:
+    """What is said where a job of the same run waits or runs already; None where none is known to."""
+    if any(option.name == "dependency" for option in asked.job.options):
+        return None  # it comes after that one
+    folder = RunFolder.at(asked.root, asked.run)
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable"],
-            input=text,
-            env=outside_of_the_job(env),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise UsageError(
-            "there is no sbatch on this machine; nothing was handed in.",
-            hint="Call it where jobs are handed in from, or print the script with 'ckptrun slurm script'.",
-        ) from error
-    if done.returncode != 0:
-        raise UsageError(f"sbatch refused the job; nothing was handed in:\n{done.stderr.strip()}")
-    return done.stdout.strip().splitlines()[-1]
+        job = job_of(folder, read_status(folder, watch_s=0.0))
+    except UsageError:  # a status that is damaged; the job will have something to say about it
+        return None
+    if job is None or not lives(job):
+        return None
+    return (
+        f"job {job_text(job, time.time())}, and is of the same run: {asked.run}. While one of them runs, the other is "
+        "turned away (exit 4)"
+    )
 
 
-def _make_log_folder(job: BatchJob, folder_of_the_job: str) -> None:
-    folder = log_folder(job)
-    if not folder:
-        return
-    path = os.path.join(folder_of_the_job, folder)
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"the folder for the log cannot be made: {path}: {error.strerror}; nothing was handed in.",
-            hint="Name another one with --log-dir.",
-        ) from error
+def _make_log_folders(job: BatchJob, folder_of_the_job: str) -> None:
+    for folder in log_folders(job):
+        path = os.path.join(folder_of_the_job, folder)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the folder for the log cannot be made: {path}: {error.strerror}; nothing was handed in.",
+                hint="Name another one with --log-dir.",
+            ) from error
 
 
 def _ways_to_watch(asked: AskedFor, job_id: str, log: str, cluster: str) -> list[tuple[str, str]]:

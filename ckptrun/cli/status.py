@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -20,14 +21,16 @@ from ckptrun.cli.output import age, metrics_text, print_json, say, style, when
 from ckptrun.cli.settle import named_once, settle_run
 from ckptrun.environment.node_list import expand
 from ckptrun.environment.slurm_queue import QueueJob, read_job
-from ckptrun.errors import DamagedCheckpointError
+from ckptrun.environment.slurm_successor import successor_of
+from ckptrun.errors import DamagedCheckpointError, UnknownRunError
 from ckptrun.inspect.deepspeed_files import in_words
 from ckptrun.inspect.deepspeed_files import summary as summary_of_shards
 from ckptrun.records import Status
-from ckptrun.run.attempts import read_attempts
+from ckptrun.run.attempts import read_attempts, read_requeues
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import DamagedRegistryError, Registry
 from ckptrun.run.status import StatusRecord, read_status
+from ckptrun.run.submitted import SubmittedJob, read_submitted
 
 KEYS = (
     "run", "status", "stop_reason", "fn", "stage", "step", "epoch", "max_steps", "metrics", "checkpoint",
@@ -35,6 +38,12 @@ KEYS = (
 )  # fmt: skip
 _LIVE = (Status.INITIALIZING, Status.RUNNING)
 _WATCH_EVERY_S = 1.0
+_ASK_EVERY_S = 10.0
+# What SLURM calls jobs that do not come back by themselves.
+_ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+)  # fmt: skip
 _COLOURS = {
     Status.RUNNING: "green", Status.FINISHED: "green", Status.INTERRUPTED: "yellow", Status.LOST: "red",
 }  # fmt: skip
@@ -52,9 +61,13 @@ def status(
     debug: DebugOption = False,  # noqa: ARG001 - main() reads it
 ) -> int:
     """Show the state of one run."""
-    folder = settle_run(named_once(run_argument, run), root, config, os.environ)
+    folder = settle_run(named_once(run_argument, run), root, config, os.environ, or_submitted=True)
     record = read_status(folder)
     job = job_of(folder, record)
+    if watch and record is None:
+        record, job = _until_it_begins(folder, job, quiet=json)
+    if record is None and not folder.exists() and not lives(job):
+        raise _never_began(folder, job)
     num_lines, shown = 0, ""
     in_place = sys.stdout.isatty()
     while watch and record is not None and record.status in _LIVE:
@@ -71,7 +84,7 @@ def status(
     if json:
         print_json(document(folder, record, job))
     elif record is None:
-        say(f"{folder.name}: it has never written a status")
+        say(f"{folder.name}: {_before_the_first_step(job)}")
     else:
         if in_place and num_lines:
             say(f"\x1b[{num_lines}F\x1b[J" + "\n".join(describe(record, decided(folder), job)))
@@ -81,21 +94,92 @@ def status(
 
 
 def job_of(folder: RunFolder, record: StatusRecord | None) -> QueueJob | None:
-    """What the queue says about the SLURM job of a run that has not finished; None where there is none, or no SLURM."""
-    if record is None or record.status is Status.FINISHED:
-        return None
+    """What the queue says about the run's SLURM job; None where there is none, or no SLURM.
+
+    It is the one that was handed in last, as long as that waits to enter the ledger, else that of the newest attempt,
+    unless the run has finished.
+    """
     try:
         attempts = read_attempts(folder.attempts)
     except OSError:
         return None
+    submitted = read_submitted(folder)
+    if submitted is not None and all(attempt.job != submitted.job for attempt in attempts):
+        job = read_submitted_job(submitted)
+        if not attempts or lives(job):
+            return job
+    if record is None or record.status is Status.FINISHED:
+        return None
     key = attempts[-1].job if attempts else None
-    return None if key is None else read_job(key)
+    job = None if key is None else _named_as_asked(read_job(key), key)
+    if key is not None and not lives(job) and _left_to_its_script(folder, key):
+        successor = successor_of(key)
+        if successor is not None:
+            return _named_as_asked(read_job(successor), successor) or job
+    return job
+
+
+def _left_to_its_script(folder: RunFolder, key: str) -> bool:
+    """Whether a job has ended with 75, so that its script may have handed in another."""
+    try:
+        requeues = read_requeues(folder.attempts)
+    except OSError:
+        return False
+    return bool(requeues) and requeues[-1].job == key and requeues[-1].by == "exit-code"
+
+
+def read_submitted_job(submitted: SubmittedJob) -> QueueJob | None:
+    """What the queue says about a job that was handed in."""
+    env = os.environ if submitted.cluster is None else {**os.environ, "SLURM_CLUSTERS": submitted.cluster}
+    return _named_as_asked(read_job(submitted.job, env), submitted.job)
+
+
+def lives(job: QueueJob | None) -> bool:
+    """Whether a job waits or runs."""
+    return job is not None and job.state not in _ENDED
+
+
+def _named_as_asked(job: QueueJob | None, key: str) -> QueueJob | None:
+    """An array's task has an id of its own, which nobody else calls it by."""
+    return None if job is None else replace(job, id=key)
+
+
+def _until_it_begins(
+    folder: RunFolder, job: QueueJob | None, *, quiet: bool
+) -> tuple[StatusRecord | None, QueueJob | None]:
+    shown, asked_at = "", time.monotonic()
+    while (record := read_status(folder)) is None and lives(job):
+        text = f"{folder.name}: {_before_the_first_step(job)}"
+        if text != shown and not quiet:
+            say(text)
+        shown = text
+        time.sleep(_WATCH_EVERY_S)
+        if time.monotonic() - asked_at > _ASK_EVERY_S:
+            job, asked_at = job_of(folder, None), time.monotonic()
+    return record, job
+
+
+def _before_the_first_step(job: QueueJob | None) -> str:
+    if job is None:
+        return "it has never written a status"
+    return f"job {job_text(job, time.time(), first=True)}"
+
+
+def _never_began(folder: RunFolder, job: QueueJob | None) -> UnknownRunError:
+    submitted = read_submitted(folder)
+    assert submitted is not None
+    fate = "the queue does not know it" if job is None else f"it is {job.state.lower()}"
+    return UnknownRunError(
+        f"there is no run {folder.name!r} under {folder.root}: job {submitted.job} was handed in for it, and {fate}",
+        hint=f"What it said is in its log: {submitted.log}" if submitted.log else None,
+    )
 
 
 def document(folder: RunFolder, record: StatusRecord | None, job: QueueJob | None = None) -> dict[str, Any]:
     """What ``status --json`` says; a run that has never written a status has ``status`` null."""
     if record is None:
-        return {**dict.fromkeys(KEYS), "run": folder.name, "metrics": {}, "ranks": []}
+        waits = None if job is None else job_document(job, time.time())
+        return {**dict.fromkeys(KEYS), "run": folder.name, "metrics": {}, "ranks": [], "job": waits}
     known = {
         **record.to_dict(),
         "job": None if job is None else job_document(job, time.time()),
@@ -118,11 +202,16 @@ def job_document(job: QueueJob, now: float) -> dict[str, Any]:
     }
 
 
-def job_text(job: QueueJob, now: float) -> str:
-    """A job in the queue, in a line."""
+def job_text(job: QueueJob, now: float, *, first: bool = False) -> str:
+    """A job in the queue, in a line.
+
+    Args:
+        first: its run has not begun yet.
+    """
     parts = [f"{job.id} is {job.state.lower()}"]
     if job.state == "PENDING":
         again = f"to start again ({job.restarts} so far)" if job.restarts else "to start"
+        again = "for its first start" if first and not job.restarts else again
         parts = [f"{job.id} waits {again}"]
         if job.reason:
             parts.append(job.reason)

@@ -22,6 +22,7 @@ from ckptrun.config.options import (
     bad_run_name,
 )
 from ckptrun.config.sections import CLASS_SECTIONS, FLAT_SECTIONS, LIST_SECTIONS, section_tree
+from ckptrun.config.source_defaults import default_in_source
 from ckptrun.config.tree import DEFAULT, INIT_ARGS, INIT_ARGS_IF_FIT, Node, Source, lookup, plain
 from ckptrun.deepspeed_config import read_config
 from ckptrun.errors import ConfigError, MisconfigurationException
@@ -65,8 +66,12 @@ class RunConfig:
 
     @property
     def num_loader_workers(self) -> int:
-        """Loader workers of each rank, as far as the data's arguments say (``num_workers``)."""
-        given = 0 if self.data is None else self.data.init_args.get("num_workers", 0)
+        """Loader workers of each rank, as far as the data's arguments, or their defaults, say (``num_workers``)."""
+        if self.data is None:
+            return 0
+        given = self.data.init_args.get("num_workers")
+        if given is None:
+            given = default_in_source(self.data.class_path, "num_workers")
         return max(0, given) if isinstance(given, int) else 0
 
     @property

@@ -182,7 +182,8 @@ class FitLoop:
 
     def _run_epoch(self) -> None:
         trainer, hooks, logs = self.trainer, self.trainer.hooks, self.trainer.logs
-        trainer.progress.epoch = self.epoch
+        # Together: of an epoch that has ended with the next one's batches a display would make another pace.
+        trainer.progress.epoch, trainer.progress.batch = self.epoch, self.batch
         if self.point == "start":
             logs.enter_epoch()
             hooks.call("on_train_epoch_start")
@@ -496,7 +497,6 @@ class FitLoop:
         self.batch = 0
         self.epoch_batches = self.num_batches
         self.point = "start"
-        self.trainer.progress.batch = 0
 
     def _step_schedulers(self, interval: str, *, plateau: bool | None) -> None:
         """Advance schedulers of ``interval``; ``plateau`` chooses those that watch a metric (None: both)."""

@@ -99,15 +99,17 @@ class Place:
 
     Args:
         timeout_s: within which all must have come.
+        of: what they are to their user: ``hosts``, or SLURM's ``tasks``, of which one host may have several.
 
     Raises:
         UsageError: the endpoint cannot be one.
     """
 
-    def __init__(self, endpoint: str, num_hosts: int, timeout_s: float) -> None:
+    def __init__(self, endpoint: str, num_hosts: int, timeout_s: float, of: str = "hosts") -> None:
         self.endpoint: Endpoint = parse_endpoint(endpoint)
         self.num_hosts = num_hosts
         self.timeout_s = timeout_s
+        self.of = of
         found = addresses(self.endpoint)
         here = [address for address in found if is_here(address)]
         self.address = (here or found)[0]
@@ -146,9 +148,8 @@ def meet(
         HostError: not all came in time.
     """
     deadline = time.monotonic() + place.timeout_s
-    says = _Once(
-        say, f"waiting up to {place.timeout_s:.0f} s for {place.num_hosts} hosts to meet at {place.endpoint}"
-    )
+    who = f"{place.num_hosts} {place.of}"
+    says = _Once(say, f"waiting up to {place.timeout_s:.0f} s for {who} to meet at {place.endpoint}")
     while True:
         serves = place.is_here and _can_serve(place, over)
         remaining_s = max(1.0, deadline - time.monotonic())
@@ -183,9 +184,11 @@ def meet(
             raise _stranger(place)
         if kind == _NOT_ALL or time.monotonic() + _AGAIN_S >= deadline:
             raise HostError(
-                f"{place.num_hosts} hosts were to meet at {place.endpoint}, and not all came within "
+                f"{who} were to meet at {place.endpoint}, and not all came within "
                 f"{place.timeout_s:.0f} s{'' if kind == _NOT_ALL else f' ({why})'}",
-                hint="Start the same command on each of them; --nnodes says how many there are.",
+                hint="Start the same command on each of them; --nnodes says how many there are."
+                if place.of == "hosts"
+                else "What the others say stands in the job's log.",
             )
         # The one that served it has left, or its time for another try has come: so has everybody's.
         if _pause(_AGAIN_S, over):

@@ -15,6 +15,7 @@ from ckptrun.launch.deepspeed_command import command as deepspeed_command
 from ckptrun.records import TaskFacts
 
 _OF_RANKS = ("ddp", "deepspeed")  # strategies whose ranks are always processes of their own
+TAKE_TURNS = "they will take turns"
 ALSO_IMPORTED = "CKPTRUN_ALSO_IMPORTED"
 """Names the strategy whose library the process that ranks are forked from imports too."""
 
@@ -166,7 +167,8 @@ def make_plan(
             hint=f"Use --nproc {num_gpus}.",
         )
     if not num_gpus and num_ranks > num_cores:
-        warnings.append(f"{num_ranks} ranks share {num_cores} cores; they will take turns")
+        cores = "1 core" if num_cores == 1 else f"{num_cores} cores"
+        warnings.append(f"{num_ranks} ranks share {cores}; {TAKE_TURNS}")
     return LaunchPlan(
         "torchrun",
         strategy,

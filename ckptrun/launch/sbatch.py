@@ -129,8 +129,23 @@ def log_path(job: BatchJob, job_id: str) -> str:
 
 
 def log_folder(job: BatchJob) -> str | None:
-    """The folder that has to be there before the job starts; None where SLURM itself decides its name."""
-    folder = os.path.dirname(log_pattern(job))
+    """The folder of the log, as :func:`log_folders` has it."""
+    return _folder_of(log_pattern(job))
+
+
+def log_folders(job: BatchJob) -> tuple[str, ...]:
+    """The folders that have to be there before the job starts: of the log, and of what ``--error`` names.
+
+    Those whose names SLURM itself decides are not known.
+    """
+    patterns = (log_pattern(job), _last(job, "error"))
+    folders = [_folder_of(pattern) for pattern in patterns if pattern is not None]
+    return tuple(dict.fromkeys(folder for folder in folders if folder))
+
+
+def _folder_of(pattern: str) -> str | None:
+    """None where SLURM itself decides its name."""
+    folder = os.path.dirname(pattern)
     if "\\" in folder:
         return folder
     return None if re.search(r"%[^%]", folder.replace("%%", "")) else folder.replace("%%", "%")
@@ -139,7 +154,11 @@ def log_folder(job: BatchJob) -> str | None:
 def log_folder_from_here(job: BatchJob) -> str | None:
     """The same folder from where sbatch is called: the job's own paths begin where ``--chdir`` says."""
     folder = log_folder(job)
-    return os.path.join(_last(job, "chdir") or "", folder) if folder else folder
+    return _from_here(job, folder) if folder else folder
+
+
+def _from_here(job: BatchJob, folder: str) -> str:
+    return os.path.join(_last(job, "chdir") or "", folder)
 
 
 def limit_s(text: str) -> int | None:
@@ -192,10 +211,10 @@ def _head(job: BatchJob) -> Iterator[str]:
     if job.written_by:
         yield f"# Written by: {bash_join(job.written_by)}"
     yield "# The same script for the first start and for every one after it: each goes on where the last one stopped."
-    folder = log_folder_from_here(job)
-    if folder:
+    folders = [_from_here(job, folder) for folder in log_folders(job)]
+    if folders:
         yield "# SLURM does not make the folder of the log, and a job without it dies without a word. Before sbatch:"
-        yield f"#     mkdir -p {bash_join([folder])}"
+        yield f"#     mkdir -p {bash_join(folders)}"
     yield "#"
 
 

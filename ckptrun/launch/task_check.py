@@ -63,7 +63,8 @@ def _scarce_cores(share: TaskShare) -> Iterator[str]:
     if share.num_cores >= needed:
         return
     workers = f" with {_count(share.num_workers, 'loader worker')} each" if share.num_workers else ""
-    ranks, cores = _count(share.num_ranks, "rank"), _count(share.num_cores, "core")
+    ranks = _count(share.num_ranks, "rank")
+    cores = _count(share.num_cores, "core") if share.num_cores else "less than a core"
     yield (
         f"{ranks}{workers} on {cores}, all that SLURM gave this task: put '#SBATCH --cpus-per-task={needed}' and "
         f"'export SRUN_CPUS_PER_TASK={needed}' into the script (srun does not take over the first by itself)"

@@ -72,7 +72,8 @@ def take_part(
     with _endpoint(part) as endpoint:
         if endpoint is None:
             return stopped(_stopped(part))
-        place = Place(endpoint, part.plan.num_hosts, part.plan.rdzv_timeout_s)
+        of = "hosts" if part.plan.task is None else "tasks"
+        place = Place(endpoint, part.plan.num_hosts, part.plan.rdzv_timeout_s, of)
         try:
             return _take_part(part, place, lead=lead, last_word=last_word, ended=ended, stopped=stopped)
         finally:

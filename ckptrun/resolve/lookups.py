@@ -18,6 +18,8 @@ from ckptrun.resolve.facts import CatalogueView, Examined, ResolveFacts
 from ckptrun.resolve.reference import KNOWN_FORMS, Reference, nearest_word
 from ckptrun.run.registry import Registry
 
+_STARTS_FRESH = "starting fresh from step 0"
+
 
 @dataclass
 class Found:
@@ -32,6 +34,9 @@ class Found:
 
     def fail(self, exit_code: int, message: str, hint: str | None = None) -> Found:
         self.answer = None
+        self.warnings = [
+            text for text in self.warnings if not text.endswith(_STARTS_FRESH)
+        ]  # now it does not
         self.error = ResolutionError(exit_code, message, hint)
         return self
 
@@ -156,8 +161,7 @@ def _nothing_usable(found: Found, facts: ResolveFacts, registry: Registry) -> Fo
             )
         found.answer = FreshStart(facts.init_from)
         found.warnings.append(
-            f"Run {facts.run_name!r} has never committed a checkpoint ({_where(facts)}): starting fresh "
-            "from step 0"
+            f"Run {facts.run_name!r} has never committed a checkpoint ({_where(facts)}): {_STARTS_FRESH}"
         )
         return found
     if registry.saves and not found.trail.committed:

@@ -60,13 +60,17 @@ def test_tasks_that_nobody_has_started() -> None:
     assert told(STEP) == []
 
 
-def test_cores_of_a_task_are_its_own() -> None:
+def test_cores_of_a_task_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(STEP, workers=7) == []
     assert "1 rank with 8 loader workers each on 8 cores" in told(STEP, workers=8)[0]
     assert "on 1 core, " in told(STEP, task=TASK, workers=1)[0]
     # Where SLURM does not say how many each has, they share what they see.
     assert told(STEP, task=replace(TASK, cpus=0), workers=3) == []
     assert "on 4 cores, " in told(STEP, task=replace(TASK, cpus=0), workers=4)[0]
+    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    four = replace(TASK, cpus=0, num_local=4)
+    assert "1 rank on less than a core, " in told(STEP, task=four)[0]
+    assert told(STEP, task=replace(four, num_local=2)) == []
 
 
 def test_one_task_warns_for_all_and_each_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,19 @@ class Loud(Tiny):
         self.calls.append("configure_gradient_clipping")
 
 
+class Looks(Callback):
+    """Notes in every hook which epoch and batch a display would show."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+        for name in HOOK_NAMES:
+            setattr(
+                self,
+                name,
+                lambda trainer, *_: self.seen.append((trainer.progress.epoch, trainer.progress.batch)),
+            )
+
+
 def fit(root: Path, model: Any = None, data: Any = None, val: Any = "default", **options: Any) -> Any:
     trainer = make_trainer(root, **options)
     validation = loader(8, shuffle=False) if isinstance(val, str) else val
@@ -491,3 +504,11 @@ def test_deterministic_and_threads_are_set(tmp_path: Path) -> None:
 def test_a_model_in_eval_mode_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path, Tiny().eval(), max_epochs=1)
     assert "Tiny is in eval mode as training begins" in capsys.readouterr().err
+
+
+def test_what_is_shown_never_goes_back(tmp_path: Path) -> None:
+    """Epoch and batch go on together, or the pace and the time left are made of two epochs."""
+    looks = Looks()
+    fit(tmp_path, max_epochs=3, callbacks=[looks])
+    assert looks.seen == sorted(looks.seen)
+    assert looks.seen[-1] == (2, 5)

@@ -45,6 +45,19 @@ def test_not_all_come(server: SharedServer) -> None:
     assert "not all came within 1 s" in caught.value.message
 
 
+def test_tasks_of_one_host_are_not_called_hosts(
+    server: SharedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_SAID_AFTER_S", 0.0)
+    said: list[str] = []
+    port = free_port()
+    with closing(Place(f"127.0.0.1:{port}", 4, 1.0, "tasks")) as place, pytest.raises(HostError) as caught:
+        meet(server, place, card_for(place), over=lambda: False, say=said.append)
+    assert said == [f"waiting up to 1 s for 4 tasks to meet at 127.0.0.1:{port}"]
+    assert "4 tasks were to meet at 127.0.0.1:" in caught.value.message
+    assert "--nnodes" not in str(caught.value.hint)
+
+
 def test_something_else_is_at_the_port(server: SharedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_ANSWER_S", 1)
     with socket.create_server(("", 0)) as stranger, place_at(stranger.getsockname()[1]) as place:

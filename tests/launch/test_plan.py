@@ -69,6 +69,7 @@ def test_what_does_not_go_together(options: dict[str, Any], message: str) -> Non
 def test_more_ranks_than_cores_is_a_warning() -> None:
     assert plan(num_ranks=9).warnings == ("9 ranks share 8 cores; they will take turns",)
     assert plan(num_ranks=8).warnings == ()
+    assert plan(num_ranks=2, num_cores=1).warnings == ("2 ranks share 1 core; they will take turns",)
 
 
 def test_a_plan_for_several_hosts_says_where_they_meet() -> None:

@@ -15,6 +15,7 @@ from ckptrun.launch.sbatch import (
     lead_s,
     limit_s,
     log_folder,
+    log_folders,
     log_path,
     log_pattern,
     with_options,
@@ -375,6 +376,20 @@ def test_a_lead_as_long_as_the_job_is_refused() -> None:
 )
 def test_where_the_log_is(job: BatchJob, pattern: str, path: str, folder: str | None) -> None:
     assert (log_pattern(job), log_path(job, "7"), log_folder(job)) == (pattern, path, folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "folders"),
+    [
+        (["-e", "err/%j"], ("slurm-logs", "err")),
+        (["-e", "slurm-logs/%j.err"], ("slurm-logs",)),
+        (["-o", "a/%j", "--error=%j/x"], ("a",)),
+        (["-o", "x.out", "-e", "100%%/e"], ("100%",)),
+        (["-o", "x.out", "-e", "x.err"], ()),
+    ],
+)
+def test_the_folders_that_have_to_be_there(options: list[str], folders: tuple[str, ...]) -> None:
+    assert log_folders(BatchJob(FIT, "gpt", options=parse_sbatch_options(options))) == folders
 
 
 def test_a_backslash_in_the_logs_folder_is_refused() -> None:

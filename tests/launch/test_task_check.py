@@ -54,6 +54,7 @@ def test_cannot_work(share: Share, found: str, remedy: str) -> None:
         (Share(num_ranks=1, num_cores=8, num_gpus=2, num_local_tasks=4, num_node_gpus=8),
          "4 ranks on this node, which has 8 GPUs: 4 will", "--ntasks-per-node=8"),
         (Share(num_ranks=2, num_cores=1), "2 ranks on 1 core,", "SRUN_CPUS_PER_TASK=2"),
+        (Share(num_ranks=1, num_cores=0, num_local_tasks=4), "1 rank on less than a core,", "--cpus-per-task=1"),
         (Share(num_ranks=2, num_cores=7, num_workers=3),
          "2 ranks with 3 loader workers each on 7 cores", "--cpus-per-task=8"),
         (Share(num_ranks=1, num_cores=1, num_workers=1),

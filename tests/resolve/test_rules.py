@@ -370,3 +370,12 @@ def test_the_ledger_keeps_what_was_given() -> None:
     assert given_reference(fit("best"), registry_of(pin=PIN)) == "best"
     assert given_reference(fit(), registry_of(pin=PIN)) == "step:100"
     assert given_reference(fit(), Registry()) is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [fit("last", job=REQUEUED, root_state="absent"), fit("last", root_state="unreadable: Permission denied")],
+    ids=["absent", "unreadable"],
+)
+def test_where_a_fresh_start_is_refused_nothing_says_that_it_begins(facts: ResolveFacts) -> None:
+    assert resolve(facts, Registry(), ListView(())).warnings == ()

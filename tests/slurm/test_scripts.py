@@ -23,6 +23,7 @@ from slurm_project import Project
 
 import ckptrun
 from ckptrun.cli import app
+from ckptrun.environment.slurm_successor import find_successor
 from ckptrun.launch.sbatch import BatchJob, batch_script, log_path
 from ckptrun.launch.sbatch_options import parse_sbatch_options
 from ckptrun.launch.script_quoting import sbatch_quote
@@ -263,10 +264,26 @@ def test_submit_says_where_to_look(
         f"scancel {job}",
     ):
         assert line in one.stdout
+    waiting = run_cli("status", "demo", env=slurm_cluster.env)
+    assert (waiting.code, waiting.stdout) == (0, f"demo: job {job} waits for its first start, JobHeldUser\n")
+    tested = run_cli("slurm", "submit", "--", "--test-only", env=slurm_cluster.env)
+    assert (tested.code, tested.stdout) == (0, "tested alone (--test-only); nothing was handed in\n"), tested
+    assert f"job {job} waits to start, JobHeldUser, and is of the same run: demo." in tested.stderr
+    assert "to start at" in tested.stderr
     refused = run_cli("slurm", "submit", "--", "--partition=nowhere", env=slurm_cluster.env)
     assert refused.code == 2
     assert "sbatch refused the job; nothing was handed in" in refused.stderr
     assert "nowhere" in refused.stderr
+
+
+def test_a_job_that_a_script_has_handed_in_anew_is_found(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "a job.sh").write_text("#!/bin/bash\n")
+    script = tmp_path / "a job.sh"
+    one = slurm_cluster.run("sbatch", "--parsable", "--hold", script, "7,5").strip()
+    task = slurm_cluster.run("sbatch", "--parsable", "--hold", "--array=3", script, "8_3").strip()
+    queue = slurm_cluster.run("squeue", "--me", "--array", "--noheader", "--format=%i|%o")
+    found = [find_successor(queue, key) for key in ("7", "8_3", "5", "8")]
+    assert found == [one, f"{task}_3", None, None]
 
 
 # -- quoting ---------------------------------------------------------------------------------------------------

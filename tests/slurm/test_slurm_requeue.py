@@ -60,6 +60,7 @@ def test_signalled_it_comes_again_and_cancelled_it_does_not(
     assert checkpoints(project.run())[0].reason == "hpc"
     output = project.output(job)
     assert f"job {job} is requeued (SIGUSR1); SLURM ends it now" in output
+    assert "run 'demo' stopped, as its job was cancelled, at step" in output
     assert "Traceback" not in output
     assert "not reached" not in output
     assert "task 0: Killed" not in output  # it went by itself, when it was told to
