@@ -54,7 +54,7 @@ def a_spec(
         folder=RunFolder(str(tmp_path / "run")),
         requeue=None,
         echo=lambda _: None,
-        walltime=SimpleNamespace(grace_end=None, meaning=lambda: meaning),
+        walltime=SimpleNamespace(grace_end=None, meaning=lambda: meaning, restart_count=int),
     )
     return cast("SessionSpec", spec)
 

@@ -145,6 +145,11 @@ class Requeue:
         job, now = (None, meaning) if meaning == "requeued" else self._ask()
         if now == "cancelled":
             return self._cancelled(amended)
+        if meaning == "unknown" and now == "signal":
+            self.say(
+                f"job {self.job.key} is not requeued: SIGTERM came from elsewhere, and SLURM lets it run"
+            )
+            return self._end(amended, ENDED, now)
         why = self._why(now if now == "requeued" or meaning == "unknown" else meaning)
         if now == "requeued":
             return self._by_slurm(attempts, amended, why)

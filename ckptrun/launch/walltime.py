@@ -96,6 +96,7 @@ class _Known:
     job_end: float | None = None  # seconds since 1970
     grace_end: float | None = None  # the same, of a preemption
     job_start: float | None = None
+    restarts: int | None = None  # of this start of the job
     save_s: float = 0.0
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KNOWN))
 
@@ -207,6 +208,10 @@ class Walltime:
         """Until when a job that is preempted is left to run, in seconds since 1970; None where that is not known."""
         return self._known.grace_end
 
+    def restart_count(self, told: int) -> int:
+        """Which start of the job this is, as the controller says; ``told``, by the environment, where it does not."""
+        return told if self._known.restarts is None else self._known.restarts
+
     def meaning(self) -> Meaning | None:
         """What the controller said that SIGTERM was for; None outside of a batch job."""
         if self._job is None:
@@ -225,7 +230,7 @@ class Walltime:
                     self._known.steps_s.append((now - last_at) / (progress.step - last_step))
                 last_step, last_at = progress.step, now
             self._stop_in_time()
-            if self._listener.num_terms:
+            if self._listener.num_terms and not self._listener.has_finished:
                 self._begin_to_ask()  # also where it was not the first wish to stop
             self._over.wait(_LOOK_EVERY_S)
 
@@ -276,6 +281,7 @@ class Walltime:
     def _hear(self, job: QueueJob | None) -> None:
         if job is not None and job.state == "RUNNING" and job.end is not None:
             self._known.job_end, self._known.job_start = job.end, job.start
+            self._known.restarts = job.restarts
 
     def _stop_in_time(self) -> None:
         left_s, known = self.left_s(), self._known
@@ -303,7 +309,9 @@ class Walltime:
     def _ask(self) -> None:
         assert self._job is not None
         job = read_job(self._job.id, patient=True)
-        self._meaning = meaning_of_sigterm(job, restart_count=self._job.restart_count, now=time.time())
+        self._meaning = meaning_of_sigterm(
+            job, restart_count=self.restart_count(self._job.restart_count), now=time.time()
+        )
         if job is not None and self._meaning == "preempted" and not job.ending:
             self._known.grace_end = job.end
             self._set_grace()

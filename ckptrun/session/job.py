@@ -37,7 +37,8 @@ def _requeue(spec: SessionSpec, job: JobFacts, *, wait: bool = True, began: bool
 
 def _requeuer(spec: SessionSpec, job: JobFacts) -> Requeue:
     assert spec.walltime is not None
-    return Requeue(job, spec.folder, spec.requeue, spec.listener, spec.echo, spec.walltime.grace_end)
+    known = replace(job, restart_count=spec.walltime.restart_count(job.restart_count))
+    return Requeue(known, spec.folder, spec.requeue, spec.listener, spec.echo, spec.walltime.grace_end)
 
 
 def batch_job(spec: SessionSpec) -> JobFacts | None:

@@ -158,7 +158,7 @@ def said_codes(folder: RunFolder) -> set[int | None]:
         pytest.param(None, None, 0, ENDED, ("scontrol", "walltime", None), id="requeued"),
         pytest.param(None, "preempted", 0, ENDED, ("scontrol", "preempted", None), id="preempted"),
         pytest.param(None, "requeued", 0, ENDED, ("slurm", "preempted", None), id="SLURM did it"),
-        pytest.param(None, "unknown", 1, START_AGAIN, ("exit-code", "SIGTERM", "refused"), id="refused"),
+        pytest.param(None, "unknown", 1, START_AGAIN, ("exit-code", "walltime", "refused"), id="refused"),
         pytest.param("exit-code", "time-limit", 0, START_AGAIN, ("exit-code", "walltime", None), id="exit-code"),
         pytest.param("none", None, 0, START_AGAIN, ("none", "walltime", None), id="none"),
     ],
@@ -172,7 +172,7 @@ def test_who_sees_to_it(
     tmp_path: Path,
     folder: RunFolder,
 ) -> None:
-    scontrol(tmp_path, scontrol_ends)
+    scontrol(tmp_path, scontrol_ends, "JobState=COMPLETING Reason=TimeLimit")
     said: list[str] = []
     listener = StopListener()
     if meaning is not None:
@@ -201,6 +201,16 @@ def test_a_job_that_was_cancelled_meanwhile_stays_so(
     assert asked_for(tmp_path) == ""
     assert read_requeues(folder.attempts) == []
     assert said == ["job 7_1 was cancelled, and is not requeued"]
+    assert said_codes(folder) == {ENDED}
+
+
+def test_a_mere_signal_whose_meaning_is_known_late_brings_nothing_back(
+    tmp_path: Path, folder: RunFolder
+) -> None:
+    scontrol(tmp_path, 0)
+    requeue = Requeue(JOB, folder, Policy(), StopListener(), lambda _: None)
+    assert requeue.after("unknown") == JobEnd(ENDED)
+    assert asked_for(tmp_path) == ""
     assert said_codes(folder) == {ENDED}
 
 

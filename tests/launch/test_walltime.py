@@ -183,6 +183,36 @@ def test_where_nobody_can_be_asked_the_environment_s_end_counts(
     assert listener.request.reason is StopReason.WALLTIME
 
 
+@pytest.mark.parametrize("told", [0, 3])
+def test_which_start_it_is_is_the_controller_s_to_say(
+    told: int, listener: StopListener, scontrol: Callable[..., None], wait_until: Callable[..., Any]
+) -> None:
+    # The environment may have lost it, or have it from the job that handed this one in.
+    scontrol(f"JobState=RUNNING Restarts=2 EndTime={time.time() + 3600:.0f}")
+    walltime = Walltime(listener, job=JobFacts("7", True, told, id="7"), say=lambda _: None)
+    assert walltime.restart_count(told) == told
+    walltime.start()
+    wait_until(lambda: walltime.restart_count(told) == 2)
+    scontrol("JobState=COMPLETING Restarts=2")
+    listener.count(signal.SIGTERM, "")
+    assert walltime.meaning() == "cancelled"
+    walltime.close()
+
+
+def test_a_sigterm_after_the_work_is_asked_nothing_about(
+    listener: StopListener, scontrol: Callable[..., None]
+) -> None:
+    scontrol(f"JobState=RUNNING EndTime={time.time() + 3600:.0f}")
+    walltime = Walltime(listener, job=JOB, say=lambda _: None)
+    walltime.start()
+    listener.request_stop(StopReason.WALLTIME)
+    listener.finished()
+    listener.count(signal.SIGTERM, "")
+    time.sleep(0.6)
+    assert not walltime._asks.locked()
+    walltime.close()
+
+
 @pytest.mark.parametrize("before", [None, StopReason.WALLTIME])
 @pytest.mark.parametrize(
     ("state", "given", "grace_s"),

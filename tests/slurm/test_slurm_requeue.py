@@ -131,6 +131,7 @@ def test_one_that_hangs_is_ended_before_the_limit_and_comes_again(
     project.wait_for_attempt(job, 2)
     assert ends(project) == [("walltime", 75, None)]
     assert requeues(project) == [("scontrol", "walltime")]
+    assert exit_codes(project)[0] == 143
     assert "the work did not end within the grace period" in project.output(job)
     assert project.ledger(event="start")[1]["start_step"] > 0
 
