@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -93,6 +92,8 @@ def run_unless_stopped(
     Raises:
         OSError: it cannot be started.
     """
+    import subprocess  # 10 ms that a listener for signals need not pay
+
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
     )

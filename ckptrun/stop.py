@@ -324,6 +324,11 @@ class StopListener:
         except OSError:  # 64 KiB of signals wait there already, or nobody listens
             pass
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether the work has ended and is saved."""
+        return self._finished
+
     def _listen(self) -> None:
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,10 @@ _TIMEOUT_S = 10.0
 _DEAF = 'trap "" TERM INT HUP USR1 USR2; exec scontrol "$@"'
 _NOT_FOUND = 127
 _TRIES = 3
+_PAUSE_S = 1.0
+# A job in one of these states has its processes; in one of the next it waits to start once more.
+_ALIVE = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING")
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 _WORD = re.compile(r"(?:^|\s)([A-Za-z:/]+)=(\S*)")
 
 Meaning = Literal["preempted", "requeued", "time-limit", "cancelled", "signal", "unknown"]
@@ -33,42 +38,37 @@ class QueueJob:
     state: str
     reason: str = ""
     restarts: int = 0
-    may_requeue: bool = True
     start: float | None = None
     end: float | None = None
-    eligible: float | None = None
     preempted_at: float | None = None
-    limit_s: float | None = None
     nodes: str = ""
+
+    @property
+    def ending(self) -> bool:
+        """Whether its processes are ended, or were."""
+        return self.state not in _ALIVE
 
 
 def parse_job(text: str) -> QueueJob | None:
     """What ``scontrol --oneliner show job`` has printed, with times as seconds; None where it names no job."""
-    words = dict(_WORD.findall(text.strip().partition("\n")[0]))
-    if not words.get("JobId"):
-        return None
-    return QueueJob(
-        id=words["JobId"],
-        state=words.get("JobState", ""),
-        reason=words.get("Reason", "").replace("None", ""),
-        restarts=int(words.get("Restarts") or 0),
-        may_requeue=words.get("Requeue", "1") != "0",
-        start=_time(words.get("StartTime")),
-        end=_time(words.get("EndTime")),
-        eligible=_time(words.get("EligibleTime")),
-        preempted_at=_time(words.get("PreemptTime")),
-        limit_s=duration_s(words.get("TimeLimit", "")),
-        nodes=words.get("NodeList", "").replace("(null)", ""),
-    )
-
-
-def duration_s(text: str) -> float | None:
-    """``1-02:03:04`` and its shorter forms in seconds; None for ``UNLIMITED`` and what is none."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    line = text.strip().partition("\n")[0]
+    found = re.match(r"JobId=(\S+)", line)
     if found is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    # What users write themselves, and may look like any of it, stands before and behind: JobName=, Command=, Comment=.
+    before, _, behind = line.partition(" UserId=")
+    words = dict(_WORD.findall((behind or before).partition(" Command=")[0]))
+    reason, restarts = words.get("Reason", ""), words.get("Restarts", "")
+    return QueueJob(
+        id=found[1],
+        state=words.get("JobState", ""),
+        reason="" if reason == "None" else reason,
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        start=_time(words.get("StartTime")),
+        end=_time(words.get("EndTime")),
+        preempted_at=_time(words.get("PreemptTime")),
+        nodes=words.get("NodeList", "").replace("(null)", ""),
+    )
 
 
 def _time(text: str | None) -> float | None:
@@ -76,42 +76,52 @@ def _time(text: str | None) -> float | None:
 
 
 def meaning_of_sigterm(
-    job: QueueJob | None, *, restart_count: int, now: float, known_end: float | None, slack_s: float = 2.0
+    job: QueueJob | None,
+    *,
+    restart_count: int,
+    now: float,
+    grace_end: float | None = None,
+    slack_s: float = 2.0,
 ) -> Meaning:
     """Why SIGTERM came: for preemption, a requeue, the time limit and ``scancel`` SLURM sends the same one.
 
-    While a job's processes are ended, SLURM calls it COMPLETING, whatever it was ended for.
+    While a job's processes are ended, SLURM calls it COMPLETING, whatever it was ended for; at its limit it gives the
+    reason TimeLimit, and none after ``scancel``. The time alone does not tell: a limit may have been changed a moment
+    ago, and its end is looked for twice a minute only.
 
     Args:
         job: as the controller sees it now; None where it does not say.
         restart_count: of this start of the job.
-        known_end: when the job was to end, as was known before the signal came.
+        grace_end: until when it was left to run after it was preempted, where that is known.
     """
     if job is None:
         return "unknown"
-    if job.restarts > restart_count or job.state in ("PENDING", "REQUEUED", "CONFIGURING"):
+    if job.restarts > restart_count or job.state in _WAITING:
         return "requeued"
     if job.preempted_at is not None or job.state == "PREEMPTED":
-        return "preempted"
-    if job.state == "TIMEOUT":
-        return "time-limit"
-    if job.state == "RUNNING":
-        ended = job.end is not None and now >= job.end - slack_s
-        return "time-limit" if ended else "signal"
-    # It is being ended: at its limit, which may have been changed since it was last asked for, or before.
-    if known_end is not None and now >= known_end - slack_s:
-        return "time-limit"
-    if job.limit_s is None or job.start is None or job.end is None:
-        return "cancelled"
-    return "time-limit" if job.end - job.start >= job.limit_s - slack_s else "cancelled"
+        early = grace_end is not None and job.end is not None and job.end < grace_end - slack_s
+        return "cancelled" if job.ending and early else "preempted"
+    if job.ending:
+        return "time-limit" if job.state == "TIMEOUT" or job.reason == "TimeLimit" else "cancelled"
+    return "time-limit" if job.end is not None and now >= job.end - slack_s else "signal"
 
 
-def read_job(job_id: str, env: Mapping[str, str] | None = None) -> QueueJob | None:
-    """The job as the controller sees it now; None where it does not say, or there is no ``scontrol``."""
+def read_job(job_id: str, env: Mapping[str, str] | None = None, *, patient: bool = False) -> QueueJob | None:
+    """The job as the controller sees it now; None where it does not say, or there is no ``scontrol``.
+
+    Args:
+        patient: ask once more where the controller is busy.
+    """
+    began = time.monotonic()
     for _ in range(_TRIES):
         done = scontrol(["--oneliner", "show", "job", job_id], env)
-        if done is None or done.returncode >= 0:  # else a signal ended it before it could turn deaf
+        if done is None or done.returncode == 0:
             break
+        if done.returncode < 0:
+            continue  # a signal ended it before it could turn deaf
+        if not patient or "Invalid job id" in done.stderr or time.monotonic() - began > _TIMEOUT_S:
+            break
+        time.sleep(_PAUSE_S)
     return None if done is None or done.returncode != 0 else parse_job(done.stdout)
 
 

@@ -1,27 +1,34 @@
 """Does the SLURM job start again once the work in it has stopped, who sees to that, and with which exit code?
 
-    saved, ledger and status written  ->  may it?  ->  scontrol requeue  ->  wait to be ended      (143)
-                                                   \\->  refused, no scontrol, `exit-code`, `none`  (75: start me again)
-                                          no: too often, or nothing was done since the last time    (1)
+    saved, ledger and status written  ->  cancelled?  ->  may it?  ->  scontrol requeue  ->  wait to be ended      (143)
+                                      |               |           \\->  refused, nobody answers, `exit-code`, `none`
+                                      |               |                                         (75: start me again)
+                                      |               \\-> no: too often, or nothing was done since the last time (1)
+                                      \\-> yes                                                                  (143)
 
-Decision: the leading supervisor alone acts, once, after all ranks have saved. Where SLURM has requeued the job already
-(preempted without grace) nothing is left to do. A job that saved and left by itself inside the grace period of a
-preemption counts as completed and never comes back, so that one is requeued here too. Turned down: requeueing when the
-signal comes, with ranks still saving: the next start may find the node before the save is committed.
+Decision: the leading supervisor alone acts, once, after all ranks have saved. The controller takes a requeue of a job
+that was cancelled as well, so it is asked right before what becomes of the job; where it does not say, the exit code
+leaves it to the script, which is gone where the job was cancelled. Where SLURM has requeued the job already (preempted
+without grace) nothing is left to do. A job that saved and left by itself inside the grace period of a preemption counts
+as completed and never comes back, so that one is requeued here too. What is written before is amended with the exit
+code that it comes to. Turned down: requeueing when the signal comes, with ranks still saving: the next start may find
+the node before the save is committed.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptrun.environment.slurm_queue import Meaning, scontrol
+from ckptrun.environment.slurm_queue import Meaning, QueueJob, meaning_of_sigterm, read_job, scontrol
 from ckptrun.records import AttemptRecord, JobFacts, StopReason
-from ckptrun.run.attempts import RequeueRecord, append_requeue, read_attempts, read_requeues
+from ckptrun.run.attempts import RequeueRecord, append_exit, append_requeue, read_attempts, read_requeues
 from ckptrun.run.folder import RunFolder
+from ckptrun.run.status import amend_exit_code
 from ckptrun.stop import StopListener
 
 Mode = Literal["scontrol", "exit-code", "none"]
@@ -29,7 +36,17 @@ START_AGAIN = 75
 NOT_AGAIN = 1
 ENDED = 143
 _STARTS_WITHOUT_PROGRESS = 3  # of a job that others keep preempting
+_LOST_IN_A_ROW = 3  # nodes; more, and it is something else that ends ckptrun there, such as a lack of memory
+_NODE_LOST = "node-lost"
 _ENDED_WITHIN_S = 300.0
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """What this command ends with, and whether the job starts again by itself."""
+
+    code: int
+    requeued: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,7 @@ class Policy:
 def comes_again(reason: StopReason, meaning: Meaning | None) -> bool:
     """Whether the run was stopped for its time, so that it goes on in another start of the job."""
     if reason is StopReason.SIGTERM:
-        # Unknown: nobody answers. Where the job is cancelled its script ends too, and nothing acts on the exit code.
+        # Unknown: nobody answers. It is asked once more before anything is done.
         return meaning in ("preempted", "requeued", "time-limit", "unknown")
     return reason is StopReason.WALLTIME
 
@@ -81,6 +98,17 @@ def refusal(
     return None
 
 
+def _lost_too_often(requeues: Sequence[RequeueRecord], job: JobFacts) -> str | None:
+    """Why the job is not to start again after the loss of another node; None where it is."""
+    whys = [each.why for each in requeues if each.job in (job.key, *job.previous)]
+    if len(whys) < _LOST_IN_A_ROW or any(why != _NODE_LOST for why in whys[-_LOST_IN_A_ROW:]):
+        return None
+    return (
+        f"each of its last {_LOST_IN_A_ROW + 1} starts has lost a node, as it seems; a ckptrun that is killed there, "
+        "for want of memory, say, looks the same"
+    )
+
+
 def progressed(attempt: AttemptRecord) -> bool:
     """Whether an attempt made a step that is saved."""
     return (attempt.end_step or 0) > attempt.start_step and (
@@ -94,6 +122,7 @@ class Requeue:
 
     Args:
         say: takes a line for the user.
+        grace_end: until when the job was left to run after it was preempted, where that is known.
     """
 
     job: JobFacts
@@ -101,67 +130,83 @@ class Requeue:
     policy: Policy
     listener: StopListener
     say: Callable[[str], None]
+    grace_end: float | None = None
 
-    def after(self, meaning: Meaning | None, *, ending: bool, wait: bool = True, began: bool = True) -> int:
-        """See to it that the job starts again, and return this command's exit code.
+    def after(self, meaning: Meaning | None, *, wait: bool = True, began: bool = True) -> JobEnd:
+        """See to it that the job starts again, where it is to.
 
         Args:
             meaning: what SIGTERM was for, None where the stop had another cause.
-            ending: SLURM is ending the job's processes already, and tells it no more.
             wait: for the end that SLURM prepares; False where this process is about to end anyway.
             began: an attempt has begun; False where the job's tasks had not met yet.
         """
-        why = self._why(meaning)
         attempts = read_attempts(self.folder.attempts)
-        if meaning == "requeued":
-            self._note(attempts, by="slurm", why=why)
-            self.say(f"job {self.job.key} is requeued by SLURM")
-            return ENDED
-        no = refusal(
-            attempts,
-            read_requeues(self.folder.attempts),
-            self.job,
-            self.policy,
-            preempted=why == "preempted",
-            began=began,
-        )
+        amended = attempts if began else []
+        job, now = (None, meaning) if meaning == "requeued" else self._ask()
+        if now == "cancelled":
+            return self._cancelled(amended)
+        if meaning == "unknown" and now == "signal":
+            self.say(
+                f"job {self.job.key} is not requeued: SIGTERM came from elsewhere, and SLURM lets it run"
+            )
+            return self._end(amended, ENDED, now)
+        why = self._why(now if now == "requeued" or meaning == "unknown" else meaning)
+        if now == "requeued":
+            return self._by_slurm(attempts, amended, why)
+        requeues = read_requeues(self.folder.attempts)
+        no = refusal(attempts, requeues, self.job, self.policy, preempted=why == "preempted", began=began)
         if no is not None:
             self.say(f"job {self.job.key} is not requeued: {no}")
-            return NOT_AGAIN
+            return self._end(amended, NOT_AGAIN, no)
         if not self._by_scontrol:
             self._note(attempts, by=self.policy.mode or "", why=why)
             self.say(
                 f"job {self.job.key} is not requeued here (slurm.requeue: {self.policy.mode}): exit {START_AGAIN}"
             )
-            return START_AGAIN
-        problem = self._scontrol(attempts, why, wait=wait and not ending)
+            return self._end(amended, START_AGAIN, why)
+        problem = self._scontrol(attempts, amended, why, job, wait=wait)
         if problem is not None:
             self._note(attempts, by="exit-code", why=why, problem=problem)
             self.say(
                 f"job {self.job.key} could not be requeued ({problem}): exit {START_AGAIN}, which its script acts on"
             )
-            return START_AGAIN
-        return ENDED
+            return self._end(amended, START_AGAIN, why)
+        return JobEnd(ENDED, requeued=True)
 
-    def after_lost_node(self, code: int) -> int:
+    def after_lost_node(self, code: int) -> JobEnd:
         """The same where a node is gone, which SLURM may notice after this command has ended: it would count as failed.
 
         Args:
             code: what the command ends with where the job is not requeued.
         """
         attempts = read_attempts(self.folder.attempts)
-        no = refusal(attempts, read_requeues(self.folder.attempts), self.job, self.policy, preempted=True)
+        job, now = self._ask()
+        if now == "cancelled":
+            return self._cancelled(attempts)
+        if now == "requeued":
+            return self._by_slurm(attempts, attempts, _NODE_LOST)
+        requeues = read_requeues(self.folder.attempts)
+        no = _lost_too_often(requeues, self.job) or refusal(
+            attempts, requeues, self.job, self.policy, preempted=True
+        )
         if no is None and not self._by_scontrol:
-            return code
-        problem = no or self._scontrol(attempts, "node-lost", wait=True)
+            return JobEnd(code)
+        problem = no or self._scontrol(attempts, attempts, _NODE_LOST, job, wait=True)
         if problem is None:
-            return ENDED
+            return JobEnd(ENDED, requeued=True)
         self.say(f"job {self.job.key} is not requeued: {problem}")
-        return code
+        return JobEnd(code)
 
     @property
     def _by_scontrol(self) -> bool:
         return self.policy.mode in (None, "scontrol")
+
+    def _ask(self) -> tuple[QueueJob | None, Meaning]:
+        """What becomes of the job as things are now: it may have been cancelled while ranks saved."""
+        job = read_job(self.job.id, patient=True)
+        return job, meaning_of_sigterm(
+            job, restart_count=self.job.restart_count, now=time.time(), grace_end=self.grace_end
+        )
 
     def _why(self, meaning: Meaning | None) -> str:
         if meaning in ("preempted", "requeued"):
@@ -171,17 +216,56 @@ class Requeue:
             return "walltime"
         return signal.Signals(request.signum).name
 
-    def _scontrol(self, attempts: Sequence[AttemptRecord], why: str, *, wait: bool) -> str | None:
-        """Requeue, and wait for the end that follows; why that could not be done, None where it was."""
+    def _cancelled(self, amended: Sequence[AttemptRecord]) -> JobEnd:
+        self.say(f"job {self.job.key} was cancelled, and is not requeued")
+        return self._end(amended, ENDED, "cancelled")
+
+    def _by_slurm(
+        self, attempts: Sequence[AttemptRecord], amended: Sequence[AttemptRecord], why: str
+    ) -> JobEnd:
+        self._note(attempts, by="slurm", why=why)
+        self.say(f"job {self.job.key} is requeued by SLURM")
+        return self._end(amended, ENDED, why, requeued=True)
+
+    def _scontrol(
+        self,
+        attempts: Sequence[AttemptRecord],
+        amended: Sequence[AttemptRecord],
+        why: str,
+        job: QueueJob | None,
+        *,
+        wait: bool,
+    ) -> str | None:
+        """Requeue, and wait for the end that follows; why that could not be done, None where it was.
+
+        Args:
+            job: as the controller saw it a moment ago.
+        """
         before = self.listener.num_terms
+        if job is None:
+            return "there is no scontrol here, or it does not answer"
         problem = _requeue(self.job.key)
-        if problem is not None:
+        if problem is not None and self._ask()[1] != "requeued":  # else only the answer was lost
             return problem
         self._note(attempts, by="scontrol", why=why)
         self.say(f"job {self.job.key} is requeued ({why}); SLURM ends it now")
-        if wait:
+        self._end(amended, ENDED, why)
+        if wait and not job.ending:  # else it tells this process no more
             self.listener.await_term(_ENDED_WITHIN_S, since=before)
         return None
+
+    def _end(
+        self, amended: Sequence[AttemptRecord], code: int, why: str, *, requeued: bool = False
+    ) -> JobEnd:
+        """Ledger and status, which were written before it was known, say the exit code that it comes to."""
+        last = amended[-1] if amended else None
+        if last is not None and last.job == self.job.key and last.exit_code not in (None, code):
+            try:
+                append_exit(self.folder.attempts, last.attempt, exit_code=code, why=why)
+                amend_exit_code(self.folder, last.attempt, code)
+            except OSError as error:
+                self.say(f"the exit code could not be noted in {self.folder.path}: {error.strerror or error}")
+        return JobEnd(code, requeued)
 
     def _note(
         self, attempts: Sequence[AttemptRecord], *, by: str, why: str, problem: str | None = None
@@ -205,7 +289,7 @@ def _requeue(key: str) -> str | None:
     """Requeue the job or array task; why that could not be done, None where it was."""
     done = scontrol(["requeue", key])
     if done is None:
-        return "there is no scontrol here, or it does not answer"
+        return "scontrol does not answer"
     if done.returncode == 0:
         return None
     return " ".join((done.stderr or done.stdout).split()) or f"scontrol ended with {done.returncode}"

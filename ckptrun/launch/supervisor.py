@@ -356,7 +356,10 @@ class Supervisor:
         written.start()
         written.join(_FORCED_WRITE_S)
         shown.join(0.5)
-        os._exit(self.last_act(outcome, code))
+        try:
+            code = self.last_act(outcome, code)
+        finally:
+            os._exit(code)
 
     def _end_quietly(self, outcome: Outcome, code: int, why: str) -> None:
         try:

@@ -101,7 +101,9 @@ def too_tight(*, left_s: float | None, kill_wait_s: float, save_s: float, lead_s
 class _Known:
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
     job_end: float | None = None  # seconds since 1970
+    grace_end: float | None = None  # the same, of a preemption
     job_start: float | None = None
+    restarts: int | None = None  # of this start of the job
     save_s: float = 0.0
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KNOWN))
 
@@ -118,7 +120,7 @@ class Walltime:
         job: the batch job that this command runs in; None where it is in none.
         say: takes a warning for the user.
         limit_s: ``launch.time_limit``.
-        job_end: when the job ends, as its environment says.
+        job_end: when the job ends, as its environment says; counts where there is no controller to be asked.
         grace_given: the grace period was set by the user, so KillWait does not change it.
     """
 
@@ -138,15 +140,18 @@ class Walltime:
         self._began = time.time()
         self._limit_end = None if limit_s is None else self._began + limit_s
         self._grace_given = grace_given
-        self._known = _Known(job_end=job_end, job_start=self._began)
+        # Until the controller has been asked: what is said at the start of a job holds no longer once its limit is
+        # changed, and one that is over was.
+        self._told_end = job_end if job_end is not None and job_end > self._began else None
+        self._known = _Known(job_start=self._began)
         self._progress: Progress | None = None
         self._over = threading.Event()
         self._warned = False
         self._entered = 0
+        self._asks = threading.Lock()  # taken for good by who asks what SIGTERM is for: once
         self._asked = threading.Event()
         self._meaning: Meaning = "unknown"
         self._threads: list[threading.Thread] = []
-        self.ending = False  # SLURM is ending the job's processes already
 
     # -- what it is told -----------------------------------------------------------------------------------
 
@@ -205,6 +210,15 @@ class Walltime:
         left_s = self.left_s()
         return None if left_s is None else left_s + self._listener.grace_s
 
+    @property
+    def grace_end(self) -> float | None:
+        """Until when a job that is preempted is left to run, in seconds since 1970; None where that is not known."""
+        return self._known.grace_end
+
+    def restart_count(self, told: int) -> int:
+        """Which start of the job this is, as the controller says; ``told``, by the environment, where it does not."""
+        return told if self._known.restarts is None else self._known.restarts
+
     def meaning(self) -> Meaning | None:
         """What the controller said that SIGTERM was for; None outside of a batch job."""
         if self._job is None:
@@ -223,13 +237,19 @@ class Walltime:
                     self._known.steps_s.append((now - last_at) / (progress.step - last_step))
                 last_step, last_at = progress.step, now
             self._stop_in_time()
+            if self._listener.num_terms and not self._listener.has_finished:
+                self._begin_to_ask()  # also where it was not the first wish to stop
             self._over.wait(_LOOK_EVERY_S)
 
     def _read_now_and_then(self) -> None:
         """In a thread of its own: a controller that does not answer must not hold up the clock."""
         assert self._job is not None
         self._read_kill_wait()
-        next_read = 0.0
+        job = read_job(self._job.id)
+        self._hear(job)
+        if job is None:
+            self._known.job_end = self._told_end
+        next_read = time.monotonic() + ask_again_s(self.left_s())
         while not self._over.is_set() and self._listener.request is None:
             if time.monotonic() >= next_read:
                 self._hear(read_job(self._job.id))
@@ -255,12 +275,20 @@ class Walltime:
         kill_wait_s = read_kill_wait_s()
         if kill_wait_s is not None:
             self._known.kill_wait_s = kill_wait_s
-        if not self._grace_given:
-            self._listener.grace_s = max(1.0, self._known.kill_wait_s - BEFORE_KILL_S)
+        self._set_grace()
+
+    def _set_grace(self) -> None:
+        """SLURM kills so long after it has told the processes to end, and in a preemption not before the grace ends."""
+        if self._grace_given:
+            return
+        known = self._known
+        left_s = 0.0 if known.grace_end is None else max(0.0, known.grace_end - time.time())
+        self._listener.grace_s = max(1.0, left_s + known.kill_wait_s - BEFORE_KILL_S)
 
     def _hear(self, job: QueueJob | None) -> None:
         if job is not None and job.state == "RUNNING" and job.end is not None:
             self._known.job_end, self._known.job_start = job.end, job.start
+            self._known.restarts = job.restarts
 
     def _stop_in_time(self) -> None:
         left_s, known = self.left_s(), self._known
@@ -275,21 +303,23 @@ class Walltime:
 
     def _requested(self, request: StopRequest) -> None:
         """In the thread that brought it: what SIGTERM means is asked while ranks come to their boundary."""
-        if (
-            request.signum == signal.SIGTERM
-            and request.reason is StopReason.SIGTERM
-            and self._job is not None
-        ):
-            threading.Thread(target=self._ask, name="ckptrun-walltime-ask", daemon=True).start()
+        is_sigterm = request.signum == signal.SIGTERM and request.reason is StopReason.SIGTERM
+        if is_sigterm and self._job is not None:
+            self._begin_to_ask()
         else:
             self._asked.set()
 
+    def _begin_to_ask(self) -> None:
+        if self._job is not None and self._asks.acquire(blocking=False):
+            threading.Thread(target=self._ask, name="ckptrun-walltime-ask", daemon=True).start()
+
     def _ask(self) -> None:
         assert self._job is not None
-        known_end, now = self._known.job_end, time.time()
-        job = read_job(self._job.id)
+        job = read_job(self._job.id, patient=True)
         self._meaning = meaning_of_sigterm(
-            job, restart_count=self._job.restart_count, now=now, known_end=known_end
+            job, restart_count=self.restart_count(self._job.restart_count), now=time.time()
         )
-        self.ending = job is not None and job.state != "RUNNING"
+        if job is not None and self._meaning == "preempted" and not job.ending:
+            self._known.grace_end = job.end
+            self._set_grace()
         self._asked.set()

@@ -3,6 +3,7 @@
     attempts.jsonl    {"event": "start", "attempt": 3, "fn": "fit", ...}
                       {"event": "end", "attempt": 3, "status": "INTERRUPTED", "exit_code": 143, ...}
                       {"event": "requeue", "attempt": 3, "job": "1234", "by": "scontrol", "why": "walltime", ...}
+                      {"event": "exit", "attempt": 3, "exit_code": 143, ...}    where it became another one since
 
 Decision: a ledger that is only ever appended to, one durable line an event, so that no death of a writer
 harms what is written already. A line that is not JSON is the torn end of a writer that died, and is passed
@@ -54,6 +55,8 @@ def read_attempts(path: str) -> list[AttemptRecord]:
                 end_step=event.get("step"),
                 end_sequence=event.get("sequence"),
             )
+        elif event["event"] == "exit" and number in attempts:
+            attempts[number] = replace(attempts[number], exit_code=event.get("exit_code"))
     return list(attempts.values())
 
 
@@ -120,6 +123,16 @@ def append_end(
         **({} if slurm is None else {"slurm": slurm}),
     }
     append_line(path, json.dumps(end))
+
+
+def append_exit(path: str, attempt: int, *, exit_code: int, why: str) -> None:
+    """Note that the command of an attempt that has ended exits with another code than its end says.
+
+    Raises:
+        OSError: the ledger cannot be written.
+    """
+    event = {"event": "exit", "attempt": attempt, "at": time.time(), "exit_code": exit_code, "why": why}
+    append_line(path, json.dumps(event))
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,22 @@ def read_status(folder: RunFolder, *, watch_s: float = WATCH_S) -> StatusRecord 
     return _with_liveness([folder], watch_s)[0]
 
 
+def amend_exit_code(folder: RunFolder, attempt: int, exit_code: int) -> None:
+    """Say another exit code in this process's last word about an attempt; nothing where others have written since.
+
+    Raises:
+        OSError: it cannot be written; the old one stays.
+    """
+    try:
+        record = _read(folder)
+    except UsageError:
+        return
+    if record is None or record.status in _LIVE or record.attempt != attempt:
+        return
+    if record.process == this_process():
+        write_status(folder.status, replace(record, exit_code=exit_code))
+
+
 def list_runs(root: str, *, watch_s: float = WATCH_S) -> list[RunSummary]:
     """All runs under ``root`` by name; an empty list where there is no such folder.
 

@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 
 from ckptrun.environment.slurm_queue import Meaning
-from ckptrun.launch.requeue import ENDED, Requeue, comes_again
+from ckptrun.launch.requeue import NOT_AGAIN, JobEnd, Requeue, comes_again
 from ckptrun.records import JobFacts, Outcome, StopReason
 from ckptrun.session.spec import SessionResult, SessionSpec
 from ckptrun.stop import exit_code
@@ -19,24 +19,26 @@ def see_to_the_job(spec: SessionSpec, result: SessionResult) -> SessionResult:
     outcome, job = result.outcome, batch_job(spec)
     if job is None or outcome is None or not outcome.built:
         return result
+    request = spec.listener.request
     if outcome.stop_reason is StopReason.WALLTIME:
-        code = _requeue(spec, job)
-    elif getattr(outcome.error, "host_lost", False):
-        code = _requeuer(spec, job).after_lost_node(result.exit_code)
+        end = _requeue(spec, job)
+    elif getattr(outcome.error, "host_lost", False) and (
+        request is None or comes_again(request.reason, meaning_of_sigterm(spec))
+    ):
+        end = _requeuer(spec, job).after_lost_node(result.exit_code)
     else:
         return result
-    return replace(result, exit_code=code, requeued=code == ENDED)
+    return replace(result, exit_code=end.code, requeued=end.requeued)
 
 
-def _requeue(spec: SessionSpec, job: JobFacts, *, wait: bool = True, began: bool = True) -> int:
-    assert spec.walltime is not None
-    return _requeuer(spec, job).after(
-        meaning_of_sigterm(spec), ending=spec.walltime.ending, wait=wait, began=began
-    )
+def _requeue(spec: SessionSpec, job: JobFacts, *, wait: bool = True, began: bool = True) -> JobEnd:
+    return _requeuer(spec, job).after(meaning_of_sigterm(spec), wait=wait, began=began)
 
 
 def _requeuer(spec: SessionSpec, job: JobFacts) -> Requeue:
-    return Requeue(job, spec.folder, spec.requeue, spec.listener, spec.echo)
+    assert spec.walltime is not None
+    known = replace(job, restart_count=spec.walltime.restart_count(job.restart_count))
+    return Requeue(known, spec.folder, spec.requeue, spec.listener, spec.echo, spec.walltime.grace_end)
 
 
 def batch_job(spec: SessionSpec) -> JobFacts | None:
@@ -70,19 +72,24 @@ def after_forced_end(spec: SessionSpec, outcome: Outcome, code: int) -> int:
     job = batch_job(spec)
     if job is None or spec.walltime is None or outcome.stop_reason is not StopReason.WALLTIME:
         return code
-    return _requeue(spec, job, wait=False)
+    return _requeue(spec, job, wait=False).code
 
 
 def stopped_before_all_had_met(spec: SessionSpec, code: int) -> SessionResult:
-    """SLURM's task 0 sees to the job all the same, and the others do not cut it off by their end."""
+    """SLURM's task 0 sees to the job all the same, and the others do not cut it off by their end.
+
+    Nor do they hide its exit code: srun ends with the highest one.
+    """
     task, job, request = spec.plan.task, batch_job(spec), spec.listener.request
     if task is None or job is None or request is None:
         return SessionResult(code)
     if task.number:
         spec.listener.await_term(_FIRST_TASK_ENDS_S)
-    elif comes_again(request.reason, meaning_of_sigterm(spec)):
-        code = _requeue(spec, job, began=False)
-    return SessionResult(code, requeued=code == ENDED)
+        return SessionResult(NOT_AGAIN)
+    if comes_again(request.reason, meaning_of_sigterm(spec)):
+        end = _requeue(spec, job, began=False)
+        return SessionResult(end.code, requeued=end.requeued)
+    return SessionResult(code)
 
 
 def hpc_for(spec: SessionSpec) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 IN_PROCESSES = ("torchrun", "deepspeed")  # launchers whose ranks are processes of their own
-_FORCED_END_S = 10.0  # far more than a forced end takes
+_FORCED_END_S = 60.0  # far more than a forced end takes, with a controller that is slow to answer
 
 
 def start_fork_server(spec: SessionSpec) -> ForkServer:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ckptrun.environment.slurm_queue import (
     QueueJob,
-    duration_s,
     meaning_of_sigterm,
     parse_job,
     parse_kill_wait_s,
     parse_lead_s,
+    read_job,
 )
 
 RUNNING = (
@@ -30,14 +32,12 @@ def test_a_job_as_scontrol_prints_it() -> None:
         state="RUNNING",
         start=1796070592.0,
         end=1796070664.0,
-        eligible=1796070591.0,
-        limit_s=60.0,
         nodes="n[1-2]",
     )
     waits = parse_job(
         "JobId=12 ArrayJobId=11 ArrayTaskId=2 JobState=PENDING Reason=BeginTime Requeue=0 Restarts=3\n"
     )
-    assert waits == QueueJob("12", "PENDING", "BeginTime", 3, may_requeue=False)
+    assert waits == QueueJob("12", "PENDING", "BeginTime", 3)
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id specified", "JobName=x"])
@@ -45,12 +45,12 @@ def test_no_job(text: str) -> None:
     assert parse_job(text) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("00:01:00", 60), ("1-02:03:04", 93784), ("02:30", 150), ("UNLIMITED", None), ("", None), ("N/A", None)],
-)
-def test_durations(text: str, seconds: float | None) -> None:
-    assert duration_s(text) == seconds
+def test_what_users_write_themselves_is_not_taken_for_what_the_controller_says() -> None:
+    theirs = "go on, see JobState=PENDING Restarts=3 EndTime=5 Reason=TimeLimit Restarts=no"
+    named = RUNNING.replace("JobName=train it", f"JobName={theirs}")
+    commented = RUNNING.rstrip("\n") + f" WorkDir=/x Comment={theirs}\n"
+    assert parse_job(named) == parse_job(commented) == parse_job(RUNNING)
+    assert parse_job(RUNNING.replace("Restarts=0", "Restarts=no")) == parse_job(RUNNING)
 
 
 def test_kill_wait() -> None:
@@ -58,52 +58,75 @@ def test_kill_wait() -> None:
     assert parse_kill_wait_s("") is None
 
 
-GOING = QueueJob("6", "RUNNING", start=100.0, end=1000.0, limit_s=900.0)
+GOING = QueueJob("6", "RUNNING", start=100.0, end=1000.0)
 ENDING = replace(GOING, state="COMPLETING")
+GRACE = replace(GOING, preempted_at=500.0, end=560.0)
 
 
 @pytest.mark.parametrize(
-    ("job", "now", "known_end", "meaning"),
+    ("job", "now", "meaning"),
     [
-        pytest.param(None, 500, 1000, "unknown", id="no scontrol, or no answer"),
-        pytest.param(GOING, 500, 1000, "signal", id="scancel --signal=TERM, or kill"),
-        pytest.param(
-            replace(GOING, preempted_at=500.0, end=560.0),
-            500,
-            1000,
-            "preempted",
-            id="preempted, in its grace",
-        ),
-        pytest.param(
-            replace(ENDING, preempted_at=500.0, end=500.0), 500, 1000, "preempted", id="preempted by CANCEL"
-        ),
-        pytest.param(
-            replace(ENDING, restarts=1), 500, 1000, "requeued", id="preempted by REQUEUE, or scontrol requeue"
-        ),
-        pytest.param(replace(ENDING, state="PENDING"), 500, 1000, "requeued", id="waits for its next start"),
-        pytest.param(replace(ENDING, end=500.0), 500, 1000, "cancelled", id="scancel"),
-        pytest.param(
-            replace(ENDING, end=500.0, limit_s=400.0), 500, 1000, "time-limit", id="limit cut short"
-        ),
-        pytest.param(
-            replace(ENDING, state="CANCELLED", end=500.0), 500, None, "cancelled", id="scancel, end unknown"
-        ),
-        pytest.param(replace(ENDING, end=1010.0), 1010, 1000, "time-limit", id="time limit, looked at late"),
-        pytest.param(replace(ENDING, end=1010.0), 1010, None, "time-limit", id="time limit, end unknown"),
-        pytest.param(replace(GOING, state="TIMEOUT"), 1010, None, "time-limit", id="time limit"),
-        pytest.param(GOING, 999, 1000, "time-limit", id="SIGTERM at the limit, before the state says so"),
-        pytest.param(
-            replace(ENDING, end=500.0, limit_s=None), 500, None, "cancelled", id="scancel, no limit"
-        ),
+        pytest.param(None, 500, "unknown", id="no scontrol, or no answer"),
+        pytest.param(GOING, 500, "signal", id="scancel --signal=TERM, or kill"),
+        pytest.param(replace(GOING, state="SUSPENDED"), 500, "signal", id="suspended"),
+        pytest.param(replace(GOING, state="STOPPED"), 500, "signal", id="stopped"),
+        pytest.param(replace(GOING, state="SIGNALING"), 500, "signal", id="signaling"),
+        pytest.param(replace(GOING, state="RESIZING"), 500, "signal", id="resizing"),
+        pytest.param(GRACE, 500, "preempted", id="preempted, in its grace"),
+        pytest.param(replace(ENDING, preempted_at=500.0, end=500.0), 500, "preempted", id="preempted by CANCEL"),
+        pytest.param(replace(ENDING, restarts=1), 500, "requeued", id="preempted by REQUEUE, or scontrol requeue"),
+        pytest.param(replace(ENDING, state="PENDING"), 500, "requeued", id="waits for its next start"),
+        pytest.param(replace(ENDING, end=500.0), 500, "cancelled", id="scancel"),
+        pytest.param(replace(ENDING, end=500.0, reason="TimeLimit"), 500, "time-limit", id="limit cut short"),
+        pytest.param(replace(ENDING, state="CANCELLED", end=500.0), 500, "cancelled", id="scancel, looked at late"),
+        pytest.param(replace(ENDING, end=1010.0, reason="TimeLimit"), 1010, "time-limit", id="time limit"),
+        pytest.param(replace(ENDING, end=1010.0), 1010, "cancelled", id="scancel, when the limit is over already"),
+        pytest.param(replace(GOING, state="TIMEOUT"), 1010, "time-limit", id="time limit, looked at late"),
+        pytest.param(GOING, 999, "time-limit", id="SIGTERM at the limit, before the state says so"),
     ],
-)
-def test_what_sigterm_means(job: QueueJob | None, now: float, known_end: float | None, meaning: str) -> None:
-    assert meaning_of_sigterm(job, restart_count=0, now=now, known_end=known_end) == meaning
+)  # fmt: skip
+def test_what_sigterm_means(job: QueueJob | None, now: float, meaning: str) -> None:
+    assert meaning_of_sigterm(job, restart_count=0, now=now) == meaning
 
 
 def test_a_job_in_its_second_start_is_not_taken_for_one_that_was_requeued() -> None:
     job = replace(ENDING, restarts=1, end=500.0)
-    assert meaning_of_sigterm(job, restart_count=1, now=500.0, known_end=1000.0) == "cancelled"
+    assert meaning_of_sigterm(job, restart_count=1, now=500.0) == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("job", "meaning"),
+    [
+        (GRACE, "preempted"),
+        (replace(GRACE, state="COMPLETING"), "preempted"),  # the grace is over
+        (replace(GRACE, state="COMPLETING", end=530.0), "cancelled"),
+        (replace(GRACE, state="COMPLETING", end=530.0, restarts=1), "requeued"),
+    ],
+)
+def test_a_job_that_is_cancelled_while_it_is_preempted(job: QueueJob, meaning: str) -> None:
+    assert meaning_of_sigterm(job, restart_count=0, now=530.0, grace_end=560.0) == meaning
+
+
+@pytest.mark.parametrize(
+    ("said", "patient", "tries"),
+    [
+        ("slurm_load_jobs error: Unable to contact slurm controller", True, 2),
+        ("slurm_load_jobs error: Unable to contact slurm controller", False, 1),
+        ("slurm_load_jobs error: Invalid job id specified", True, 1),
+    ],
+)
+def test_a_controller_that_is_busy_is_asked_once_more(
+    said: str, patient: bool, tries: int, tmp_path: Path
+) -> None:
+    path, asked = tmp_path / "scontrol", tmp_path / "asked"
+    path.write_text(
+        f'#!/bin/sh\n[ -s "{asked}" ] && {{ echo >> "{asked}"; echo "{RUNNING.strip()}"; exit; }}\n'
+        f'echo >> "{asked}"\necho "{said}" >&2\nexit 1\n'
+    )
+    path.chmod(0o755)
+    job = read_job("6", {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, patient=patient)
+    assert (job is not None) is (tries == 2)
+    assert len(asked.read_text()) == tries
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptrun.launch.walltime import Walltime, _Known, ask_again_s, margin_s, no_save_fits, too_tight
-from ckptrun.records import StopReason
+from ckptrun.records import JobFacts, StopReason
 from ckptrun.stop import StopListener
 
 
@@ -132,4 +135,117 @@ def test_a_stop_for_another_reason_saves(listener: StopListener) -> None:
     listener.request_stop(StopReason.KEYBOARD)
     assert listener.request is not None
     assert not listener.request.no_save
+    walltime.close()
+
+
+JOB = JobFacts("7", True, id="7")
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a program of that name in place that says that KillWait is 40 s, and this of the job."""
+
+    def put(says: str, *, after_s: float = 0.0) -> None:
+        path = tmp_path / "scontrol"
+        path.write_text(
+            f'#!/bin/sh\ncase "$*" in *"show config") echo "KillWait = 40 sec";; '
+            f'*"show job"*) sleep {after_s}; echo "JobId=7 Restarts=0 {says}";; esac\n'
+        )
+        path.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return put
+
+
+def test_an_end_that_holds_no_longer_stops_nothing(
+    listener: StopListener, scontrol: Callable[..., None], wait_until: Callable[..., Any]
+) -> None:
+    scontrol(f"JobState=RUNNING EndTime={time.time() + 3600:.0f}", after_s=0.6)
+    for told in (-100.0, 1.0):
+        walltime = Walltime(listener, job=JOB, say=lambda _: None, job_end=time.time() + told)
+        walltime.start()
+        wait_until(lambda walltime=walltime: walltime.left_s() is not None)
+        assert 3500 < (walltime.left_s() or 0) <= 3600
+        walltime.close()
+    assert listener.request is None
+
+
+def test_where_nobody_can_be_asked_the_environment_s_end_counts(
+    listener: StopListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    over = Walltime(listener, job=JOB, say=lambda _: None, job_end=time.time() - 100)
+    over.start()
+    time.sleep(0.5)
+    over.close()
+    assert listener.request is None, "the job runs all the same, so its limit was changed"
+    walltime = Walltime(listener, job=JOB, say=lambda _: None, job_end=time.time() + 2)
+    walltime.start()
+    wait_until(lambda: listener.request is not None)
+    walltime.close()
+    assert listener.request is not None
+    assert listener.request.reason is StopReason.WALLTIME
+
+
+@pytest.mark.parametrize("told", [0, 3])
+def test_which_start_it_is_is_the_controller_s_to_say(
+    told: int, listener: StopListener, scontrol: Callable[..., None], wait_until: Callable[..., Any]
+) -> None:
+    # The environment may have lost it, or have it from the job that handed this one in.
+    scontrol(f"JobState=RUNNING Restarts=2 EndTime={time.time() + 3600:.0f}")
+    walltime = Walltime(listener, job=JobFacts("7", True, told, id="7"), say=lambda _: None)
+    assert walltime.restart_count(told) == told
+    walltime.start()
+    wait_until(lambda: walltime.restart_count(told) == 2)
+    scontrol("JobState=COMPLETING Restarts=2")
+    listener.count(signal.SIGTERM, "")
+    assert walltime.meaning() == "cancelled"
+    walltime.close()
+
+
+def test_a_sigterm_after_the_work_is_asked_nothing_about(
+    listener: StopListener, scontrol: Callable[..., None]
+) -> None:
+    scontrol(f"JobState=RUNNING EndTime={time.time() + 3600:.0f}")
+    walltime = Walltime(listener, job=JOB, say=lambda _: None)
+    walltime.start()
+    listener.request_stop(StopReason.WALLTIME)
+    listener.finished()
+    listener.count(signal.SIGTERM, "")
+    time.sleep(0.6)
+    assert not walltime._asks.locked()
+    walltime.close()
+
+
+@pytest.mark.parametrize("before", [None, StopReason.WALLTIME])
+@pytest.mark.parametrize(
+    ("state", "given", "grace_s"),
+    [("RUNNING", False, 595 + 35), ("COMPLETING", False, 35), ("RUNNING", True, 12)],
+)
+def test_a_preemption_leaves_a_save_its_grace_time(
+    state: str,
+    given: bool,
+    grace_s: float,
+    before: StopReason | None,
+    listener: StopListener,
+    scontrol: Callable[..., None],
+    wait_until: Callable[..., Any],
+) -> None:
+    now = int(time.time())
+    scontrol(f"JobState={state} PreemptTime={now} EndTime={now + 595}")
+    if given:
+        listener.grace_s = 12.0
+    walltime = Walltime(listener, job=JOB, say=lambda _: None, grace_given=given)
+    walltime.start()
+    if before is not None:
+        listener.request_stop(before)
+    listener.count(signal.SIGTERM, "")
+    wait_until(lambda: walltime._meaning == "preempted")
+    wait_until(lambda: abs(listener.grace_s - grace_s) < 5)
+    assert walltime.grace_end == (now + 595 if state == "RUNNING" else None)
+    assert listener._grace_deadline() is not None
     walltime.close()

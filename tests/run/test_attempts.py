@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptrun.records import AttemptRecord, Status, StopReason
-from ckptrun.run.attempts import append_end, append_start, next_attempt, read_attempts
+from ckptrun.run.attempts import append_end, append_exit, append_start, next_attempt, read_attempts
 
 FIRST = AttemptRecord(
     attempt=1, fn="fit", started_at=10.0, reference="step:1000", rule=2, resolved="/runs/a/checkpoints/1",
@@ -46,6 +46,15 @@ def test_start_and_end(path: str) -> None:
     )
     append_start(path, dataclasses.replace(FIRST, attempt=2), versions={})
     assert next_attempt(read_attempts(path)) == 3
+
+
+def test_an_exit_code_that_became_another_one(path: str) -> None:
+    append_start(path, FIRST, versions={})
+    append_exit(path, 2, exit_code=1, why="of nobody")
+    _end(path, 1, exit_code=75)
+    append_exit(path, 1, exit_code=143, why="walltime")
+    [read] = read_attempts(path)
+    assert (read.exit_code, read.status, read.end_step) == (143, "INTERRUPTED", 1200)
 
 
 def test_what_a_reader_of_the_file_finds(path: str) -> None:

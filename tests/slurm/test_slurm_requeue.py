@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from live_cli import Finished
 from rank_work import checkpoints
 from slurm_cluster import CPUS, NODES, SlurmCluster
 from slurm_project import FOREVER, Project
+
+from ckptrun.run.attempts import read_attempts
 
 pytestmark = pytest.mark.slurm
 
@@ -31,6 +34,11 @@ def ends(project: Project, run: str = "demo") -> list[tuple[str, int, str | None
     ]
 
 
+def exit_codes(project: Project, run: str = "demo") -> list[int | None]:
+    """What the run's ledger says that each attempt's command exited with."""
+    return [each.exit_code for each in read_attempts(project.run(run).attempts)]
+
+
 def requeues(project: Project, run: str = "demo") -> list[tuple[str, str]]:
     return [(each["by"], each["why"]) for each in project.ledger(run, "requeue")]
 
@@ -46,6 +54,7 @@ def test_signalled_it_comes_again_and_cancelled_it_does_not(
     pending = run_cli("status", "demo", "--json", env=slurm_cluster.env).document
     assert (pending["status"], pending["stop_reason"]) == ("INTERRUPTED", "walltime")
     assert (pending["job"]["id"], pending["job"]["restarts"]) == (job, 1)
+    assert pending["exit_code"] == exit_codes(project)[0] == 143, "75 would say: not requeued"
     slurm_cluster.wait_for_restart(job, 1)
     project.wait_for_attempt(job, 2)
     assert requeues(project) == [("scontrol", "SIGUSR1")]
@@ -64,6 +73,37 @@ def test_signalled_it_comes_again_and_cancelled_it_does_not(
     assert "Traceback" not in output
     assert "not reached" not in output
     assert "task 0: Killed" not in output  # it went by itself, when it was told to
+
+
+def test_cancelled_while_it_saves_it_does_not_come_again(
+    slurm_cluster: SlurmCluster, project: Project
+) -> None:
+    # The other one's controller tells nothing of the job, but would requeue it.
+    programs = project.folder / "bin"
+    programs.mkdir()
+    scontrol, silent = shutil.which("scontrol", path=slurm_cluster.env["PATH"]), project.folder / "silent"
+    (programs / "scontrol").write_text(
+        f'#!/bin/sh\ncase "$*" in *"show job"*) [ ! -e "{silent}" ] || exit 1;; esac\nexec {scontrol} "$@"\n'
+    )
+    (programs / "scontrol").chmod(0o755)
+    slow = FOREVER.replace("seconds: 0.05", "seconds: 1.5")
+    saves = project.submit(f"srun ckptrun fit --ckpt last --run saves {slow}", "--requeue")
+    busy = project.submit(
+        f'PATH="{programs}:$PATH"\nsrun ckptrun fit --ckpt last --run busy {FOREVER}', "--requeue"
+    )
+    project.wait_for_step(saves, 1, "saves")
+    project.wait_for_step(busy, 3, "busy")
+    slurm_cluster.run("scancel", "--signal=USR1", saves)
+    silent.touch()
+    slurm_cluster.run("scancel", busy, saves)
+    for job, run in ((saves, "saves"), (busy, "busy")):
+        state = slurm_cluster.wait_for_state(job, "CANCELLED", "PENDING", "COMPLETED", "FAILED")
+        assert (state["JobState"], state["Restarts"]) == ("CANCELLED", "0"), project.output(job)
+        assert [each for each in requeues(project, run) if each[0] == "scontrol"] == []
+    assert f"job {saves} was cancelled, and is not requeued" in project.output(saves)
+    assert (ends(project, "saves"), exit_codes(project, "saves")) == ([("walltime", 75, None)], [143])
+    assert (ends(project, "busy"), exit_codes(project, "busy")) == ([("walltime", 75, "unknown")], [75])
+    assert checkpoints(project.run("saves"))[0].reason == "hpc"
 
 
 def test_what_is_no_reason_to_come_again(slurm_cluster: SlurmCluster, project: Project) -> None:
@@ -92,6 +132,7 @@ def test_one_that_hangs_is_ended_before_the_limit_and_comes_again(
     project.wait_for_attempt(job, 2)
     assert ends(project) == [("walltime", 75, None)]
     assert requeues(project) == [("scontrol", "walltime")]
+    assert exit_codes(project)[0] == 143
     assert "the work did not end within the grace period" in project.output(job)
     assert project.ledger(event="start")[1]["start_step"] > 0
 
@@ -107,7 +148,7 @@ def test_a_node_that_is_lost_brings_the_job_back(slurm_cluster: SlurmCluster, pr
     slurm_cluster.start_node("n2")
     slurm_cluster.wait_for_restart(job, 1)
     project.wait_for_attempt(job, 2)
-    assert ends(project) == [("rank-lost", 70, None)]
+    assert (ends(project), exit_codes(project)[0]) == ([("rank-lost", 70, None)], 143)
     assert requeues(project) == [("scontrol", "node-lost")]
     assert project.ledger(event="start")[1]["start_step"] > 0
 
@@ -136,6 +177,9 @@ def test_where_nobody_requeues_the_exit_code_says_what_to_do(
         [],
         [],
     ]
+    said = [exit_codes(project, run) for run in ("asked", "none", "refused", "often", "idle")]
+    assert said == [[75], [75], [75], [1], [1]]
+    assert [project.status(run)["exit_code"] for run in ("asked", "often", "idle")] == [75, 1, 1]
     assert project.ledger("refused", "requeue")[0]["problem"]
     assert checkpoints(project.run("none"))[0].reason == "stop"
     assert checkpoints(project.run("asked"))[0].reason == "hpc"
@@ -170,13 +214,19 @@ def test_preempted_in_each_way_that_there_is(slurm_cluster: SlurmCluster, projec
 
 
 def test_signalled_before_the_tasks_have_met(slurm_cluster: SlurmCluster, project: Project) -> None:
-    fit = f"ckptrun fit --ckpt last {FOREVER}"
-    # Task 1 begins when it is let; until then task 0 waits for it.
-    line = f"srun bash -c 'while [ $SLURM_PROCID = 1 ] && [ ! -e go ]; do sleep 0.1; done; exec {fit}'"
-    job = project.submit(line.replace("'callbacks", '"callbacks').replace("}}'", '}}"'), "--nodes=2")
-    meeting = project.folder / "runs" / f".meet-{job}-0-0.json"
-    project.wait_until(job, meeting.exists, "task 0 says where to meet")
+    # Task 2 never comes, so the others wait for it; srun ends with the highest exit code of the three.
+    (project.folder / "task.sh").write_text(
+        "#!/bin/bash\n"
+        f"[ $SLURM_PROCID = 2 ] || exec ckptrun fit --ckpt last {FOREVER}\n"
+        "trap '' USR1\nwhile [ ! -e go ]; do sleep 0.1; done\n"
+    )
+    job = project.submit("srun bash task.sh; code=$?; echo code $code; exit $code", "--ntasks-per-node=3")
+    project.wait_until(job, lambda: project.output(job).count("waiting up to") == 2, "two that wait")
     slurm_cluster.run("scancel", "--signal=USR1", f"{job}.0")
+    project.wait_until(job, lambda: project.output(job).count("stopped before all") == 2, "the end of both")
+    (project.folder / "go").touch()
     slurm_cluster.wait_for_state(job, "FAILED")
-    assert f"job {job} is not requeued: nothing was done and saved in this start" in project.output(job)
+    output = project.output(job)
+    assert f"job {job} is not requeued: nothing was done and saved in this start" in output
+    assert "code 1\n" in output
     assert not (project.folder / "runs").exists()
