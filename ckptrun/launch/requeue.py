@@ -38,7 +38,9 @@ ENDED = 143
 _STARTS_WITHOUT_PROGRESS = 3  # of a job that others keep preempting
 _LOST_IN_A_ROW = 3  # nodes; more, and it is something else that ends ckptrun there, such as a lack of memory
 _NODE_LOST = "node-lost"
-_ENDED_WITHIN_S = 300.0
+_ENDED_WITHIN_S = (
+    60.0  # it is requeued, whatever comes; one that SLURM has lost sight of must not hold the node
+)
 
 
 @dataclass(frozen=True)
