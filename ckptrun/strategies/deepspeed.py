@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ckptrun.deepspeed_config import OPTIONS, Given, check_installed, merged
+from ckptrun.environment.process import host_name
 from ckptrun.errors import IncompatibleError, MisconfigurationException
 from ckptrun.inspect.deepspeed_files import DeepSpeedFiles
 from ckptrun.strategies.deepspeed_ops import compile_op, find_ninja, not_compiled
@@ -100,9 +101,10 @@ class DeepSpeedStrategy(RanksStrategy):
         """Have DeepSpeed's operations compiled, by the first rank of each host, while the others wait."""
         import deepspeed  # noqa: F401  # by all ranks at once, not by the others after the first has looked
 
-        host = os.environ.get("GROUP_RANK", os.environ.get("CROSS_RANK", "0"))
-        done = f"ops/{host}"
-        if self.local_rank != 0:
+        # By their hosts' names alone: what launchers number is a node, a task or an agent, each as it likes.
+        first = self.gather_all(host_name()).index(host_name())
+        done = f"ops/{first}"
+        if self.rank != first:
             while self.look(done) is None and not stop_requested():
                 time.sleep(_LOOK_EVERY_S)
             return
