@@ -51,16 +51,18 @@ _CALL_S = 30.0
 def main() -> int:
     """``CONTROL``: the file that tells where the supervisor listens."""
     control = _read_control()
-    from ckptrun.launch.parent_death import release_signals
+    from ckptrun.environment.process import this_process
+    from ckptrun.launch.parent_death import hold_signals, release_signals
     from ckptrun.launch.wire import Channel
     from ckptrun.stop import StopListener
 
+    hold_signals()  # until there is somebody to tell: the first word is hello
     channel = Channel(_call(control["addresses"]))
+    numbers = {name: _number(names) for name, names in _NAMES.items()}
+    channel.send("hello", token=control["token"], process=this_process(), **numbers)
     listener = StopListener(report=lambda signum: channel.send("signal", signum=signum))
     listener.install()
     release_signals()
-    numbers = {name: _number(names) for name, names in _NAMES.items()}
-    channel.send("hello", token=control["token"], pid=os.getpid(), host=socket.gethostname(), **numbers)
     return _be_rank(channel, numbers)
 
 
