@@ -81,6 +81,7 @@ def _be_rank(channel: Any, numbers: dict[str, int]) -> int:
     if numbers["rank"] != 0:  # whose output the launcher passes on to the supervisor
         os.dup2(log, 1)
         os.dup2(log, 2)
+    _complete_environment(numbers["local_size"])
     os.environ.update(_environment(numbers, job))
     import torch.distributed  # in all ranks at once, not in the others once rank 0 has it and tells where to meet
 
@@ -100,6 +101,19 @@ def _be_rank(channel: Any, numbers: dict[str, int]) -> int:
     rank_process.work_and_tell(bytes.fromhex(job["payload"]), channel, log, stop, messages)
     stop.leave.wait()
     return 0
+
+
+def _complete_environment(local_size: int) -> None:
+    """What must stand there before torch is imported, and does not where another host has started this process."""
+    from ckptrun.environment.machine import num_cores, num_gpus
+    from ckptrun.launch.plan import ALSO_IMPORTED, environment_of_ranks
+
+    found = environment_of_ranks(
+        local_size, num_cores=num_cores(), strategy="deepspeed", num_gpus=num_gpus(os.environ)
+    )
+    del found[ALSO_IMPORTED]
+    for name, value in found.items():
+        os.environ.setdefault(name, value)
 
 
 def _environment(numbers: dict[str, int], job: dict[str, Any]) -> dict[str, str]:
