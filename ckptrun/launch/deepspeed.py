@@ -88,7 +88,9 @@ class _Caller:
         self.since = time.monotonic()
 
     def hear(self, token: str) -> list[Message] | None:
-        """What it has said: its hello, and what came right behind; None where it is not let in."""
+        """What it has said: its hello, and what came right behind; None where it is not let in. Does not wait."""
+        if not select.select([self.channel.fileno()], [], [], 0)[0]:
+            return []
         try:
             messages = self.channel.receive()
         except ValueError:
@@ -133,6 +135,7 @@ class DeepSpeedLaunch(TorchrunLaunch):
         self._output: RankOutput | None = None
         self._store_port: int | None = None
         self._door = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=256)
+        self._door.setblocking(False)  # who has called may be gone when it is answered
 
     # -- starting ----------------------------------------------------------------------------------------
 
@@ -193,10 +196,10 @@ class DeepSpeedLaunch(TorchrunLaunch):
             self._hang_up(fd)
         elif messages:
             del self._calling[fd], self._also[fd]
-            self._take_in(messages[0], caller.channel, caller.address)
-            rank = self._ranks[int(messages[0]["rank"])]
-            for message in messages[1:]:
-                self._hear_rank(rank, message)
+            rank = self._take_in(messages[0], caller.channel, caller.address)
+            if rank is not None:
+                for message in messages[1:]:
+                    self._hear_rank(rank, message)
 
     def _hang_up(self, fd: int) -> None:
         caller = self._calling.pop(fd)
@@ -209,8 +212,17 @@ class DeepSpeedLaunch(TorchrunLaunch):
             self._hang_up(fd)
         super()._watch()
 
-    def _take_in(self, hello: Message, channel: Channel, address: str) -> None:
-        number = int(hello["rank"])
+    def _take_in(self, hello: Message, channel: Channel, address: str) -> Rank | None:
+        number, expected = int(hello["rank"]), self._launch.nproc
+        if int(hello["world_size"]) != expected:
+            self._refuse(
+                channel,
+                f"DeepSpeed's launcher gives a world size of {hello['world_size']}, and its command one of {expected}",
+            )
+            return None
+        if number in self._ranks:
+            self._refuse(channel, f"DeepSpeed's launcher has started two processes as rank {number}")
+            return None
         path = self._launch.log_path(number)
         output = self._output if number == 0 and self._output is not None else OutputElsewhere(path)
         rank = _CalledRank(hello, channel, output, address)
@@ -223,6 +235,11 @@ class DeepSpeedLaunch(TorchrunLaunch):
         if self._all_here():
             here = [rank.process.pid for rank in self._called() if rank.is_here]
             self._hooks.ranks([(r.rank, r.pid or 0, r.host) for r in self._ranks.values()], here)
+        return rank
+
+    def _refuse(self, channel: Channel, why: str) -> None:
+        channel.close()
+        self._trouble = self._trouble or why
 
     def _env_of_ranks(self) -> dict[str, str]:
         return {
@@ -231,10 +248,7 @@ class DeepSpeedLaunch(TorchrunLaunch):
         }
 
     def _all_here(self) -> bool:
-        return len(self._ranks) == self._world_size()
-
-    def _world_size(self) -> int:
-        return max((rank.world_size for rank in self._called()), default=self._launch.nproc)
+        return len(self._ranks) == self._launch.nproc
 
     def _called(self) -> list[_CalledRank]:
         return [rank for rank in self._ranks.values() if isinstance(rank, _CalledRank)]
@@ -278,7 +292,7 @@ class DeepSpeedLaunch(TorchrunLaunch):
             self._stopped_early = True
         elif self._trouble is None:
             self._trouble = (
-                f"DeepSpeed's launcher ended with exit code {code}, and {len(self._ranks)} of {self._world_size()} "
+                f"DeepSpeed's launcher ended with exit code {code}, and {len(self._ranks)} of {self._launch.nproc} "
                 "ranks had begun"
             )
 

@@ -272,5 +272,21 @@ def test_any_other_end_of_the_launcher_is_the_end_of_its_ranks(door: Door, code:
     assert end(door, ranks) == -signal.SIGKILL
 
 
+def test_two_processes_of_one_number_are_an_error(door: Door) -> None:
+    with door.connect() as one, door.connect() as two:
+        one.sendall(door.hello(0))
+        two.sendall(door.hello(0))
+        door.turn_until(door._over)
+        assert "has started two processes as rank 0" in str(door._outcome().error)
+
+
+def test_another_number_of_ranks_than_the_commands_is_an_error(door: Door) -> None:
+    """The checkpoint was chosen, and may have been converted, for as many as were counted."""
+    with door.connect() as one:
+        one.sendall(door.hello(0, world_size=1))
+        door.turn_until(door._over)
+        assert "gives a world size of 1, and its command one of 2" in str(door._outcome().error)
+
+
 def test_the_control_file_is_for_its_owner_alone(door: Door, tmp_path: Path) -> None:
     assert os.stat(tmp_path / "control.json").st_mode & 0o077 == 0
