@@ -32,7 +32,7 @@ from ckptrun.deepspeed_config import OPTIONS, Given, check_installed, merged
 from ckptrun.environment.process import host_name
 from ckptrun.errors import IncompatibleError, MisconfigurationException
 from ckptrun.inspect.deepspeed_files import DeepSpeedFiles
-from ckptrun.strategies.deepspeed_ops import compile_op, find_ninja, not_compiled
+from ckptrun.strategies.deepspeed_ops import compile_op, find_ninja, forget_shared_memory, not_compiled
 from ckptrun.strategies.ranks import RanksStrategy
 from ckptrun.strategies.strategy import TrainedModule, shapes_of
 
@@ -148,6 +148,8 @@ class DeepSpeedStrategy(RanksStrategy):
             deepspeed.init_distributed(
                 backend, auto_mpi_discovery=False, timeout=self._timeout, verbose=False
             )
+            self.barrier()
+            forget_shared_memory(self.rank)
             try:
                 self._engine, *_ = deepspeed.initialize(**arguments)
             except (ValueError, AssertionError, DeepSpeedConfigError, ZeRORuntimeException) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -225,6 +226,8 @@ model: {class_path: task.Model}
 data: {class_path: task.Data}
 """
 TASK = """\
+import os
+
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -245,6 +248,7 @@ class Model(Module):
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
             print(f"rank {self.trainer.global_rank} of {self.trainer.world_size}", flush=True)
+            print(f"port {os.environ['MASTER_PORT']}", flush=True)
         return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self):
@@ -276,6 +280,8 @@ def test_a_hostfile_and_what_ranks_print(run_cli: Callable[..., Any], project: P
     logs = sorted((project / "runs/demo/logs").glob("attempt-*.log"))
     assert ["rank 0 of 2" in logs[0].read_text(), "rank 1 of 2" in logs[1].read_text()] == [True, True]
     assert not list((project / "runs/demo/control").glob("deepspeed*"))
+    (port,) = re.findall(r"port (\d+)", done.stdout)
+    assert not list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
 
 
 @pytest.mark.deepspeed

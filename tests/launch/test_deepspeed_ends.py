@@ -63,9 +63,11 @@ def test_signals_to_deepspeeds_own_processes(start_cli: Callable[..., Any], tmp_
     cases = ((RUNNER, signal.SIGKILL, 70), (INNER, signal.SIGKILL, 70), (RUNNER, signal.SIGTERM, 143))
     for attempt, (command, signum, code) in enumerate(cases, 1):
         live = start_cli("fit", "-c", "demo.yaml", "--ckpt", "last", cwd=tmp_path)
-        live.wait_for(lambda n=attempt, run=live: trains(run, n), what=f"attempt {attempt} trains")
+        live.wait_for(
+            lambda n=attempt, run=live: trains(run, n), timeout_s=120.0, what=f"attempt {attempt} trains"
+        )
         os.kill(process_of(live, command), signum)
-        done = live.wait(timeout_s=20.0)
+        done = live.wait(timeout_s=25.0)
         assert done.code == code, f"{signum.name} to {command}\n{done}"
         assert live.survivors() == []
     saved = max((tmp_path / "runs/demo/checkpoints").iterdir())
