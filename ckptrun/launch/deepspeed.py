@@ -37,6 +37,7 @@ from ckptrun.launch.rank_output import OutputElsewhere, RankOutput
 from ckptrun.launch.rank_state import Rank
 from ckptrun.launch.torchrun import Hooks, Launch, TorchrunLaunch
 from ckptrun.launch.wire import Channel, Message
+from ckptrun.processes import process_stat
 from ckptrun.records import Outcome, Progress
 from ckptrun.stop import STOP_SIGNALS, StopListener
 from ckptrun.storage.files import write_atomic
@@ -45,6 +46,7 @@ _LEAVE_S = 2.0  # what ranks get to end once all are done
 _ZOMBIE_S = 0.2  # from a process's last connection to its end
 _HELLO_S = 10.0  # what who calls gets to say who it is
 _LONGEST_HELLO = 4096
+_INNER = b"deepspeed.launcher.launch"  # in its command
 
 
 class _CalledRank(Rank):
@@ -71,6 +73,16 @@ class _CalledRank(Rank):
                 os.kill(self.process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
+
+    def halt_launcher(self) -> None:
+        """Keep DeepSpeed's inner launcher from killing this rank half a minute after it has sent it a signal. What is
+        started here is swept at the end, halted or not; elsewhere nobody would."""
+        stat = process_stat(self.process.pid) if self.is_here and self.process.alive else None
+        try:
+            if stat is not None and _INNER in _command_line(stat.parent):
+                os.kill(stat.parent, signal.SIGSTOP)
+        except OSError:
+            pass  # it is gone
 
     def ask_for_stacks(self) -> None:
         if not self.is_here:
@@ -331,8 +343,11 @@ class DeepSpeedLaunch(TorchrunLaunch):
             for each in self._ranks.values():
                 self._tell_where(each)
             return
-        if message["op"] == "signal" and self._failed_at is not None:
-            return  # it comes from DeepSpeed's launcher, which ends the others once one is gone
+        if message["op"] == "signal":
+            if self._failed_at is not None:
+                return  # it comes from DeepSpeed's launcher, which ends the others once one is gone
+            if isinstance(rank, _CalledRank) and message["signum"] in (signal.SIGINT, signal.SIGTERM):
+                rank.halt_launcher()
         super()._hear_rank(rank, message)
 
     def _over(self) -> bool:
@@ -388,6 +403,11 @@ def _exit_code(process: ProcessName) -> int | None:
             return os.waitstatus_to_exitcode(int(fields[-1]))
         time.sleep(0.002)
     return None
+
+
+def _command_line(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
 
 
 def _await_end(channel: Channel, deadline: float) -> None:

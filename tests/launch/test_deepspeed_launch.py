@@ -23,6 +23,7 @@ from ckptrun.launch import deepspeed
 from ckptrun.launch.deepspeed import DeepSpeedLaunch
 from ckptrun.launch.torchrun import Hooks, Launch
 from ckptrun.launch.wire import Channel
+from ckptrun.processes import process_stat
 from ckptrun.records import Progress, StopReason
 from ckptrun.stop import StopListener
 
@@ -212,6 +213,37 @@ def test_a_process_of_another_container_is_never_signalled(door: Door) -> None:
         other.kill()
 
 
+def state_of(pid: int) -> str:
+    stat = process_stat(pid)
+    return "" if stat is None else stat.state
+
+
+PARENT = "import subprocess; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+
+
+@pytest.mark.parametrize(("command", "halted"), [("deepspeed.launcher.launch", True), ("orted", False)])
+def test_the_inner_launcher_is_halted_once_it_has_signalled_a_rank(
+    door: Door, wait_until: Callable[..., Any], command: str, halted: bool
+) -> None:
+    """It would kill the rank after half a minute, however long a save takes."""
+    launcher = subprocess.Popen([sys.executable, "-c", PARENT, command], stdout=subprocess.PIPE)
+    assert launcher.stdout is not None
+    number = int(launcher.stdout.readline())
+    stat = process_stat(number)
+    assert stat is not None
+    with door.connect() as rank:
+        said = door.hello(0, this_process()._replace(pid=number, start=stat.start_time))
+        rank.sendall(said + word("signal", signum=int(signal.SIGTERM)))
+        door.turn_until(lambda: door.origins)
+        if halted:
+            wait_until(lambda: state_of(launcher.pid) == "T", what="it is halted")
+        assert (state_of(launcher.pid) == "T") is halted
+    os.kill(number, signal.SIGKILL)
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+
+
 # -- the launcher's own end ----------------------------------------------------------------------------------------
 
 
@@ -229,13 +261,13 @@ def started(door: Door, ranks: int, code: int) -> list[socket.socket]:
     return there
 
 
-def end(door: Door, ranks: list[socket.socket]) -> int | None:
+def end(door: Door, ranks: list[socket.socket], *, timeout_s: float = 0.3) -> int | None:
     """How what was in the launcher's group has ended; None where it still runs."""
     for rank in ranks:
         rank.close()
     group = door.left  # type: ignore[attr-defined]
     try:
-        code: int | None = group.wait(0.5)
+        code: int | None = group.wait(timeout_s)
     except subprocess.TimeoutExpired:
         code = None
     group.kill()
@@ -269,7 +301,7 @@ def test_any_other_end_of_the_launcher_is_the_end_of_its_ranks(door: Door, code:
     assert outcome.stop_reason is StopReason.RANK_LOST
     assert f"ended with exit code {code}, and 1 of 2 ranks had begun" in str(outcome.error)
     assert door.origins == []
-    assert end(door, ranks) == -signal.SIGKILL
+    assert end(door, ranks, timeout_s=10.0) == -signal.SIGKILL
 
 
 def test_two_processes_of_one_number_are_an_error(door: Door) -> None:
