@@ -6,7 +6,7 @@ error that shows both.
 
     gradient_accumulation_steps               trainer.accumulate_grad_batches
     gradient_clipping                         trainer.gradient_clip_val
-    bf16.enabled, fp16.enabled                trainer.precision
+    bf16.enabled, fp16.enabled, and others    trainer.precision
     zero_optimization.stage                   strategy.stage
     zero_optimization.offload_..., buckets    strategy.offload_..., strategy.allgather_bucket_size, ...
     train_micro_batch_size_per_gpu            the data loader's batch size
@@ -47,6 +47,7 @@ OPTIONS: Final[tuple[str, ...]] = (
 _IN_ZERO = ("allgather_bucket_size", "reduce_bucket_size", "overlap_comm", "contiguous_gradients")
 _OFFLOADS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 _AUTO = "auto"
+_MICRO = "train_micro_batch_size_per_gpu"
 _ABSENT: Any = object()
 
 
@@ -107,13 +108,10 @@ def merged(options: Mapping[str, Any], given: Given | None) -> dict[str, Any]:
     _settle(config, "gradient_accumulation_steps", accumulate, "trainer.accumulate_grad_batches")
     clip = 0.0 if given.gradient_clip_val is None else float(given.gradient_clip_val)
     _settle(config, "gradient_clipping", clip, "trainer.gradient_clip_val", shown=given.gradient_clip_val)
-    for name, precision in (("bf16", "bf16-mixed"), ("fp16", "16-mixed")):
-        wanted = given.precision == precision
-        if wanted or name in config:
-            _settle(config, f"{name}.enabled", wanted, "trainer.precision", shown=given.precision)
+    _settle_precision(config, given.precision)
     config.setdefault("zero_allow_untested_optimizer", True)
     config.setdefault("steps_per_print", 2**31)  # ckptrun has a bar and loggers of its own
-    micro = _micro_batch_size(config, given)
+    micro = _micro_batch_size(config, given, accumulate * given.world_size)
     if micro is not None:
         whole = micro * accumulate * given.world_size
         what = f"{micro} samples a rank and batch x {accumulate} batches x {given.world_size} ranks"
@@ -203,16 +201,49 @@ def _refuse(config: Mapping[str, Any]) -> None:
             )
 
 
-def _micro_batch_size(config: dict[str, Any], given: Given) -> int | None:
-    key = "train_micro_batch_size_per_gpu"
-    inner = _get(config, key)
+def _settle_precision(config: dict[str, Any], precision: str) -> None:
+    old = "bfloat16" in config  # what DeepSpeed called it once, and still reads
+    if old and "bf16" in config:
+        raise MisconfigurationException(
+            "strategy.config has both bf16 and bfloat16, which are the same.", hint="Leave one of them out."
+        )
+    for name, its_own in (("bfloat16" if old else "bf16", "bf16-mixed"), ("fp16", "16-mixed")):
+        wanted = precision == its_own
+        if wanted or name in config:
+            _settle(config, f"{name}.enabled", wanted, "trainer.precision", shown=precision)
+    for name in ("torch_autocast", "amp"):  # ways of DeepSpeed's that no precision of the trainer's means
+        if _get(config, f"{name}.enabled") is not _ABSENT:
+            _settle(config, f"{name}.enabled", False, "trainer.precision", shown=precision)
+
+
+def _micro_batch_size(config: dict[str, Any], given: Given, shares: int) -> int | None:
+    """Samples a rank and batch, where anybody says; ``shares`` are the batches of one update."""
     if given.micro_batch_size is not None:
-        _settle(config, key, given.micro_batch_size, "the data loader's batch size")
+        _settle(config, _MICRO, given.micro_batch_size, "the data loader's batch size")
         return given.micro_batch_size
-    if inner in (_ABSENT, _AUTO):
+    micro, whole = (_samples(config, key) for key in (_MICRO, "train_batch_size"))
+    if micro is None and whole is not None:
+        if whole % shares:
+            raise MisconfigurationException(
+                f"strategy.config has train_batch_size: {whole}, and {given.accumulate_grad_batches} batches x "
+                f"{given.world_size} ranks cannot share that.",
+                hint="Leave it out: the data loader says how large a batch is.",
+            )
+        micro = config[_MICRO] = whole // shares
+    return micro
+
+
+def _samples(config: dict[str, Any], key: str) -> int | None:
+    """A number of samples; None where the config leaves it open."""
+    found = _get(config, key)
+    if found in (_ABSENT, _AUTO):
         config.pop(key, None)
         return None
-    return int(inner)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise MisconfigurationException(
+            f"strategy.config has {key}: {found!r}; expected a number of samples, or auto."
+        )
+    return found
 
 
 def _settle(config: dict[str, Any], path: str, value: Any, whose: str, *, shown: Any = _ABSENT) -> None:

@@ -58,6 +58,9 @@ def test_what_the_options_say_is_put_in(config: dict[str, Any]) -> None:
         ({"gradient_clipping": 1.0}, "gradient_clipping: 1.0, and trainer.gradient_clip_val is 0.5"),
         ({"bf16": {"enabled": False}}, "bf16.enabled: False, and trainer.precision is 'bf16-mixed'"),
         ({"fp16": {"enabled": True}}, "fp16.enabled: True, and trainer.precision is 'bf16-mixed'"),
+        ({"bfloat16": {"enabled": False}}, "bfloat16.enabled: False, and trainer.precision is 'bf16-mixed'"),
+        ({"amp": {"enabled": True}}, "amp.enabled: True, and trainer.precision is 'bf16-mixed'"),
+        ({"torch_autocast": {"enabled": True}}, "torch_autocast.enabled: True, and trainer.precision is"),
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage: 3, and strategy.stage is 1"),
         ({"train_micro_batch_size_per_gpu": 16}, "_per_gpu: 16, and the data loader's batch size is 8"),
         ({"train_batch_size": 32}, "train_batch_size: 32, and 8 samples a rank and batch x 2 batches x 4 ranks is 64"),
@@ -67,6 +70,23 @@ def test_a_contradiction_shows_both(config: dict[str, Any], both: str) -> None:
     with pytest.raises(MisconfigurationException, match="Make them the same") as caught:
         merged({"stage": 1, "config": config}, GIVEN)
     assert both in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", "fp16", "torch_autocast", "amp"])
+def test_every_way_to_another_precision_contradicts_32(name: str) -> None:
+    with pytest.raises(MisconfigurationException, match=rf"{name}.enabled: True, and .* is '32'"):
+        merged({"config": {name: {"enabled": True}}}, Given())
+    settled = merged({"config": {name: {"enabled": "auto"}}}, Given())
+    assert settled[name] == {"enabled": False}
+    assert merged({"config": {name: {"enabled": False}}}, Given())[name] == {"enabled": False}
+
+
+def test_the_old_name_of_bf16() -> None:
+    settled = merged({"config": {"bfloat16": {"enabled": True}}}, Given(precision="bf16-mixed"))
+    assert settled["bfloat16"] == {"enabled": True}
+    assert "bf16" not in settled
+    with pytest.raises(MisconfigurationException, match="both bf16 and bfloat16"):
+        merged({"config": {"bfloat16": {"enabled": True}, "bf16": {"enabled": True}}}, Given())
 
 
 def test_no_clipping_is_said_too_because_deepspeed_would_clip() -> None:
@@ -85,6 +105,28 @@ def test_a_loader_without_a_batch_size_leaves_it_to_the_config() -> None:
     config = {"train_micro_batch_size_per_gpu": 4}
     assert merged({"config": config}, Given(world_size=2))["train_batch_size"] == 8
     assert "train_batch_size" not in merged({}, Given(world_size=2))
+
+
+def test_a_loader_without_a_batch_size_and_a_batch_size_of_all_ranks() -> None:
+    given = Given(world_size=2, accumulate_grad_batches=3)
+    settled = merged({"config": {"train_batch_size": 24}}, given)
+    assert (settled["train_micro_batch_size_per_gpu"], settled["train_batch_size"]) == (4, 24)
+    settled = merged(
+        {"config": {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}}, given
+    )
+    assert "train_batch_size" not in settled
+    assert "train_micro_batch_size_per_gpu" not in settled
+    with pytest.raises(
+        MisconfigurationException, match="train_batch_size: 4, and 3 batches x 2 ranks cannot"
+    ):
+        merged({"config": {"train_batch_size": 4}}, given)
+
+
+@pytest.mark.parametrize("key", ["train_batch_size", "train_micro_batch_size_per_gpu"])
+@pytest.mark.parametrize("value", [None, "4", 0, True, 2.5])
+def test_a_batch_size_that_is_no_number(key: str, value: Any) -> None:
+    with pytest.raises(MisconfigurationException, match=f"{key}: {value!r}; expected a number of samples"):
+        merged({"config": {key: value}}, Given())
 
 
 def test_offloading_and_buckets() -> None:

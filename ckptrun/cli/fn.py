@@ -162,6 +162,8 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
     deepspeed = "deepspeed" in (config.strategy.name, config.launch.launcher)
     asks_for_gpus = config.launch.nproc != 1 or task is not None or deepspeed
     gpus = num_gpus(os.environ) if asks_for_gpus else 0
+    # DeepSpeed's launcher chooses among all that are there, and says itself which of them a rank sees.
+    gpus_to_have = num_gpus({}) if gpus and config.launch.launcher == "deepspeed" else gpus
     one_each = config.launch.nproc == "auto" and task is not None and task.is_rank
     plan = make_plan(
         launcher=config.launch.launcher,
@@ -173,7 +175,7 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
         else int(config.launch.nproc),
         command=command,
         num_cores=num_cores(),
-        num_gpus=gpus,
+        num_gpus=gpus_to_have,
         num_threads=config.trainer.num_threads,
         supervised=config.launch.max_restarts > 0,
         watched=config.launch.hang_timeout_s is not None,

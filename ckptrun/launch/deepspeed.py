@@ -7,7 +7,10 @@
 The launcher's own ways to stop are not used: its runner dies of SIGTERM and leaves the ranks running, its inner
 launcher gives each rank 30 s, one after the other, and when that one is killed the runner exits 0. Here ranks are told
 to stop over their channel. They stay until all are done, for the launcher ends the others as soon as one has ended, and
-are then told to leave; what is left is swept. What an attempt came to is what the ranks say.
+are then told to leave; what is left is swept. What an attempt came to is what the ranks say. A runner that was ended by
+a stop signal is one to the command; one that ends otherwise takes its ranks with it.
+
+The port may be open to a network: nobody is believed, and little is read of anybody, before the token has been shown.
 
 The command runs below the fork server's process, which does nothing here but own what is started: it ends all of it
 when the supervisor is gone. Ranks on other hosts end when their channel closes.
@@ -15,6 +18,7 @@ when the supervisor is gone. Ranks on other hosts end when their channel closes.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import pickle
@@ -27,46 +31,89 @@ import time
 from typing import Any
 
 from ckptrun.environment.machine import oom_kills
-from ckptrun.environment.process import host_name
+from ckptrun.environment.process import ProcessName
 from ckptrun.launch.fork_client import ForkServer
 from ckptrun.launch.rank_output import OutputElsewhere, RankOutput
 from ckptrun.launch.rank_state import Rank
 from ckptrun.launch.torchrun import Hooks, Launch, TorchrunLaunch
 from ckptrun.launch.wire import Channel, Message
-from ckptrun.records import Progress
-from ckptrun.stop import StopListener
+from ckptrun.processes import process_stat
+from ckptrun.records import Outcome, Progress
+from ckptrun.stop import STOP_SIGNALS, StopListener
 from ckptrun.storage.files import write_atomic
 
 _LEAVE_S = 2.0  # what ranks get to end once all are done
 _ZOMBIE_S = 0.2  # from a process's last connection to its end
+_HELLO_S = 10.0  # what who calls gets to say who it is
+_LONGEST_HELLO = 4096
+_INNER = b"deepspeed.launcher.launch"  # in its command
 
 
 class _CalledRank(Rank):
     """A rank that called; it shares its process group with the others."""
 
-    address: str = ""
-    world_size: int = 0
+    def __init__(self, hello: Message, channel: Channel, output: RankOutput, address: str) -> None:
+        self.process = ProcessName(*hello["process"])
+        super().__init__(int(hello["rank"]), channel, output, pid=self.process.pid, host=self.process.host)
+        self.world_size = int(hello["world_size"])
+        self.address = address
 
     @property
     def is_here(self) -> bool:
-        return self.host == host_name()
+        """Whether its number means the same process here as there; it may be another container's."""
+        return self.process.here
 
     def kill(self) -> None:
         if self.code is not None:
             return
-        if self.is_here and self.pid is not None:
+        if not self.is_here:
+            self.channel.send("die")
+        elif self.process.alive:  # somebody else has waited for it, and its number is free once it has ended
             try:
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-        else:
-            self.channel.send("die")
+
+    def halt_launcher(self) -> None:
+        """Keep DeepSpeed's inner launcher from killing this rank half a minute after it has sent it a signal. What is
+        started here is swept at the end, halted or not; elsewhere nobody would."""
+        stat = process_stat(self.process.pid) if self.is_here and self.process.alive else None
+        try:
+            if stat is not None and _INNER in _command_line(stat.parent):
+                os.kill(stat.parent, signal.SIGSTOP)
+        except OSError:
+            pass  # it is gone
 
     def ask_for_stacks(self) -> None:
-        if self.is_here:
-            super().ask_for_stacks()
-        else:
+        if not self.is_here:
             self.channel.send("stacks")
+        elif self.process.alive:
+            super().ask_for_stacks()
+
+
+class _Caller:
+    """A connection of whom nothing is known yet: a rank, or anybody who has found the port."""
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.channel = Channel(sock, longest=_LONGEST_HELLO)
+        self.address = address
+        self.since = time.monotonic()
+
+    def hear(self, token: str) -> list[Message] | None:
+        """What it has said: its hello, and what came right behind; None where it is not let in. Does not wait."""
+        if not select.select([self.channel.fileno()], [], [], 0)[0]:
+            return []
+        try:
+            messages = self.channel.receive()
+        except ValueError:
+            return None
+        if messages:
+            hello = messages[0]
+            shown = str(hello.get("token")).encode(errors="replace")
+            if hello.get("op") != "hello" or not hmac.compare_digest(shown, token.encode()):
+                return None
+            self.channel.longest = None
+        return None if self.channel.closed else messages
 
 
 class DeepSpeedLaunch(TorchrunLaunch):
@@ -95,11 +142,12 @@ class DeepSpeedLaunch(TorchrunLaunch):
         self._control = control
         self._everywhere = everywhere
         self._token = secrets.token_hex(16)
-        self._calling: dict[int, Channel] = {}
-        self._addresses: dict[int, str] = {}  # of who calls, by file descriptor
+        self._calling: dict[int, _Caller] = {}  # by file descriptor
+        self._stopped_early = False  # the launcher has ended on a stop, before all ranks had begun
         self._output: RankOutput | None = None
         self._store_port: int | None = None
         self._door = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=256)
+        self._door.setblocking(False)  # who has called may be gone when it is answered
 
     # -- starting ----------------------------------------------------------------------------------------
 
@@ -114,6 +162,7 @@ class DeepSpeedLaunch(TorchrunLaunch):
             json.dumps(self._command).encode(),
             env=self._launch.env,
             fds=[stdout, stderr],
+            group_lasts=True,
         )
         self._output.given()
         for fd in self._output.fds():
@@ -143,38 +192,52 @@ class DeepSpeedLaunch(TorchrunLaunch):
         return hear
 
     def _answer(self) -> None:
-        sock, address = self._door.accept()
+        try:
+            sock, address = self._door.accept()
+        except OSError:
+            return  # whoever called is gone again, or so many call that this process can have no more files
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = Channel(sock)
-        fd = channel.fileno()
-        self._calling[fd], self._addresses[fd] = channel, address[0]
+        fd = sock.fileno()
+        self._calling[fd] = _Caller(sock, address[0])
         self._also[fd] = lambda: self._hear_caller(fd)
 
     def _hear_caller(self, fd: int) -> None:
-        channel = self._calling[fd]
-        messages = channel.receive()
-        if channel.closed:
-            self._forget_caller(fd)
-            channel.close()
-        for message in messages:
-            if message.get("op") != "hello" or message.get("token") != self._token:
-                self._forget_caller(fd)
-                channel.close()
-                return
-            self._take_in(message, channel, self._forget_caller(fd))
+        caller = self._calling[fd]
+        messages = caller.hear(self._token)
+        if messages is None:
+            self._hang_up(fd)
+        elif messages:
+            del self._calling[fd], self._also[fd]
+            rank = self._take_in(messages[0], caller.channel, caller.address)
+            if rank is not None:
+                for message in messages[1:]:
+                    self._hear_rank(rank, message)
 
-    def _forget_caller(self, fd: int) -> str:
-        self._calling.pop(fd, None)
-        self._also.pop(fd, None)
-        return self._addresses.pop(fd, "")
+    def _hang_up(self, fd: int) -> None:
+        caller = self._calling.pop(fd)
+        del self._also[fd]
+        caller.channel.close()
 
-    def _take_in(self, hello: Message, channel: Channel, address: str) -> None:
-        number = int(hello["rank"])
+    def _watch(self) -> None:
+        now = time.monotonic()
+        for fd in [fd for fd, caller in self._calling.items() if now - caller.since > _HELLO_S]:
+            self._hang_up(fd)
+        super()._watch()
+
+    def _take_in(self, hello: Message, channel: Channel, address: str) -> Rank | None:
+        number, expected = int(hello["rank"]), self._launch.nproc
+        if int(hello["world_size"]) != expected:
+            self._refuse(
+                channel,
+                f"DeepSpeed's launcher gives a world size of {hello['world_size']}, and its command one of {expected}",
+            )
+            return None
+        if number in self._ranks:
+            self._refuse(channel, f"DeepSpeed's launcher has started two processes as rank {number}")
+            return None
         path = self._launch.log_path(number)
         output = self._output if number == 0 and self._output is not None else OutputElsewhere(path)
-        rank = _CalledRank(number, channel, output)
-        rank.pid, rank.host, rank.address = int(hello["pid"]), str(hello["host"]), address
-        rank.world_size = int(hello["world_size"])
+        rank = _CalledRank(hello, channel, output, address)
         self._ranks[number] = rank
         job = self._launch.job(number, int(hello["local_rank"]), rank.world_size)
         channel.send("job", payload=pickle.dumps(job).hex(), log_path=path, env=self._env_of_ranks())
@@ -182,8 +245,13 @@ class DeepSpeedLaunch(TorchrunLaunch):
             self._tell_where(rank)
         self._tell_stop(rank)
         if self._all_here():
-            here = [r.pid for r in self._ranks.values() if r.host == host_name() and r.pid is not None]
+            here = [rank.process.pid for rank in self._called() if rank.is_here]
             self._hooks.ranks([(r.rank, r.pid or 0, r.host) for r in self._ranks.values()], here)
+        return rank
+
+    def _refuse(self, channel: Channel, why: str) -> None:
+        channel.close()
+        self._trouble = self._trouble or why
 
     def _env_of_ranks(self) -> dict[str, str]:
         return {
@@ -192,10 +260,7 @@ class DeepSpeedLaunch(TorchrunLaunch):
         }
 
     def _all_here(self) -> bool:
-        return len(self._ranks) == self._world_size()
-
-    def _world_size(self) -> int:
-        return max((rank.world_size for rank in self._called()), default=self._launch.nproc)
+        return len(self._ranks) == self._launch.nproc
 
     def _called(self) -> list[_CalledRank]:
         return [rank for rank in self._ranks.values() if isinstance(rank, _CalledRank)]
@@ -217,16 +282,29 @@ class DeepSpeedLaunch(TorchrunLaunch):
             elif message["op"] == "refused":
                 self._trouble = f"DeepSpeed's launcher could not be started: {message['why']}"
             elif message["op"] == "ended" and message["pid"] == self._agent_pid:
-                self._launcher_ended(int(message["code"]))
+                self._launcher_ended(int(message["pid"]), int(message["code"]))
 
-    def _launcher_ended(self, code: int) -> None:
-        """Its word counts only where not all ranks have come; otherwise theirs does."""
+    def _launcher_ended(self, pid: int, code: int) -> None:
+        """It ended by a stop signal: that counts, and ranks go on until they have saved. Else what is left of it ends,
+        and where all ranks have come it is them who say how."""
         self._agent_pid = None
         while self._calling_now():
             pass
-        if not self._all_here() and self._trouble is None:
+        if -code in STOP_SIGNALS:
+            if self._failed_at is None:
+                self._listener.count(-code, "DeepSpeed's launcher")
+        else:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        if self._all_here():
+            return
+        if self._listener.request is not None:
+            self._stopped_early = True
+        elif self._trouble is None:
             self._trouble = (
-                f"DeepSpeed's launcher ended with exit code {code}, and {len(self._ranks)} of {self._world_size()} "
+                f"DeepSpeed's launcher ended with exit code {code}, and {len(self._ranks)} of {self._launch.nproc} "
                 "ranks had begun"
             )
 
@@ -253,7 +331,7 @@ class DeepSpeedLaunch(TorchrunLaunch):
     def _lose(self, rank: Rank) -> None:
         self._ends += 1
         rank.order = self._ends
-        code = _exit_code(rank.pid) if isinstance(rank, _CalledRank) and rank.is_here and rank.pid else None
+        code = _exit_code(rank.process) if isinstance(rank, _CalledRank) and rank.is_here else None
         rank.code, rank.code_unknown = code or 0, code is None
         killed = code == -signal.SIGKILL and not rank.ended_by_us
         rank.out_of_memory = killed and oom_kills() > self._oom_kills
@@ -265,17 +343,28 @@ class DeepSpeedLaunch(TorchrunLaunch):
             for each in self._ranks.values():
                 self._tell_where(each)
             return
-        if message["op"] == "signal" and self._failed_at is not None:
-            return  # it comes from DeepSpeed's launcher, which ends the others once one is gone
+        if message["op"] == "signal":
+            if self._failed_at is not None:
+                return  # it comes from DeepSpeed's launcher, which ends the others once one is gone
+            if isinstance(rank, _CalledRank) and message["signum"] in (signal.SIGINT, signal.SIGTERM):
+                rank.halt_launcher()
         super()._hear_rank(rank, message)
 
     def _over(self) -> bool:
+        if self._stopped_early:
+            return True
         waits = self._failed_at is None and self._listener.request is None
         if self._trouble is None and self._ranks and not self._all_here() and waits:
             return self._server.closed  # those that have come are not all
         return super()._over()
 
     # -- the end -------------------------------------------------------------------------------------------
+
+    def _outcome(self) -> Outcome:
+        request = self._listener.request
+        if self._stopped_early and request is not None:
+            return Outcome(request.reason, self._progress.step)
+        return super()._outcome()
 
     def _end_all(self) -> None:
         for rank in self._ranks.values():
@@ -287,8 +376,8 @@ class DeepSpeedLaunch(TorchrunLaunch):
         for rank in self._ranks.values():
             rank.code = None  # whatever it said, it is to be gone now
             rank.kill()
-        for channel in self._calling.values():
-            channel.close()
+        for caller in self._calling.values():
+            caller.channel.close()
         self._door.close()
         super()._end_all()
         if self._output is not None:
@@ -299,19 +388,26 @@ class DeepSpeedLaunch(TorchrunLaunch):
             pass
 
 
-def _exit_code(pid: int) -> int | None:
+def _exit_code(process: ProcessName) -> int | None:
     """How a process that is not a child of this one has ended, where its parent has not asked yet."""
     deadline = time.monotonic() + _ZOMBIE_S
     while time.monotonic() < deadline:
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
+            with open(f"/proc/{process.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             return None
+        if int(fields[19]) != process.start:
+            return None  # it is gone, and another one has its number
         if fields[0] == b"Z":
             return os.waitstatus_to_exitcode(int(fields[-1]))
         time.sleep(0.002)
     return None
+
+
+def _command_line(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
 
 
 def _await_end(channel: Channel, deadline: float) -> None:
@@ -348,6 +444,10 @@ def be_launcher(payload: bytes, fds: list[int]) -> int:
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     command = json.loads(payload)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            signum, signal.SIG_DFL
+        )  # it ends of them, which is heard; this process had them ignored
     release_signals()
     try:
         os.execvp(command[0], command)

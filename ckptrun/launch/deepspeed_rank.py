@@ -22,7 +22,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # Names of the same facts under DeepSpeed's own launcher, Open MPI, MPICH and its kin, and srun.
@@ -35,7 +35,13 @@ _NAMES = {
         "MV2_COMM_WORLD_LOCAL_RANK",
         "SLURM_LOCALID",
     ),
-    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+    "world_size": (
+        "WORLD_SIZE",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_SIZE",
+        "MV2_COMM_WORLD_SIZE",
+        "SLURM_STEP_NUM_TASKS",
+    ),
     "local_size": (
         "LOCAL_SIZE",
         "LOCAL_WORLD_SIZE",
@@ -45,22 +51,25 @@ _NAMES = {
     ),
     "host_rank": ("CROSS_RANK", "GROUP_RANK", "SLURM_NODEID"),
 }
+_NEEDED = ("rank", "local_rank", "world_size")
 _CALL_S = 30.0
 
 
 def main() -> int:
     """``CONTROL``: the file that tells where the supervisor listens."""
     control = _read_control()
-    from ckptrun.launch.parent_death import release_signals
+    numbers = numbers_of(os.environ)
+    from ckptrun.environment.process import this_process
+    from ckptrun.launch.parent_death import hold_signals, release_signals
     from ckptrun.launch.wire import Channel
     from ckptrun.stop import StopListener
 
+    hold_signals()  # until there is somebody to tell: the first word is hello
     channel = Channel(_call(control["addresses"]))
+    channel.send("hello", token=control["token"], process=this_process(), **numbers)
     listener = StopListener(report=lambda signum: channel.send("signal", signum=signum))
     listener.install()
     release_signals()
-    numbers = {name: _number(names) for name, names in _NAMES.items()}
-    channel.send("hello", token=control["token"], pid=os.getpid(), host=socket.gethostname(), **numbers)
     return _be_rank(channel, numbers)
 
 
@@ -79,6 +88,7 @@ def _be_rank(channel: Any, numbers: dict[str, int]) -> int:
     if numbers["rank"] != 0:  # whose output the launcher passes on to the supervisor
         os.dup2(log, 1)
         os.dup2(log, 2)
+    _complete_environment(numbers["local_size"])
     os.environ.update(_environment(numbers, job))
     import torch.distributed  # in all ranks at once, not in the others once rank 0 has it and tells where to meet
 
@@ -98,6 +108,19 @@ def _be_rank(channel: Any, numbers: dict[str, int]) -> int:
     rank_process.work_and_tell(bytes.fromhex(job["payload"]), channel, log, stop, messages)
     stop.leave.wait()
     return 0
+
+
+def _complete_environment(local_size: int) -> None:
+    """What must stand there before torch is imported, and does not where another host has started this process."""
+    from ckptrun.environment.machine import num_cores, num_gpus
+    from ckptrun.launch.plan import ALSO_IMPORTED, environment_of_ranks
+
+    found = environment_of_ranks(
+        local_size, num_cores=num_cores(), strategy="deepspeed", num_gpus=num_gpus(os.environ)
+    )
+    del found[ALSO_IMPORTED]
+    for name, value in found.items():
+        os.environ.setdefault(name, value)
 
 
 def _environment(numbers: dict[str, int], job: dict[str, Any]) -> dict[str, str]:
@@ -139,9 +162,36 @@ def _call(addresses: list[list[Any]]) -> socket.socket:
     )
 
 
-def _number(names: tuple[str, ...]) -> int:
-    found = next((os.environ[name] for name in names if os.environ.get(name, "").isdigit()), "")
-    return int(found) if found else (1 if names is _NAMES["local_size"] else 0)
+def numbers_of(env: Mapping[str, str]) -> dict[str, int]:
+    """What whoever has started this process says of its place.
+
+    Raises:
+        SystemExit: it says nothing that is known here.
+    """
+    found: dict[str, int] = {}
+    for fact, names in _NAMES.items():
+        said = next((env[name] for name in names if env.get(name, "").isdigit()), None)
+        if said is not None:
+            found[fact] = int(said)
+        elif fact in _NEEDED:
+            raise SystemExit(
+                f"ckptrun: a process on {socket.gethostname()} was not told its {fact.replace('_', ' ')}: none of "
+                f"{', '.join(names)} is a number here. Its launcher is none that ckptrun knows."
+            )
+    found.setdefault("host_rank", 0)
+    if "local_size" not in found:
+        found["local_size"] = _tasks_here(env, found["host_rank"])
+    return found
+
+
+def _tasks_here(env: Mapping[str, str], node: int) -> int:
+    """How many SLURM has started on this node, which it only says in a list of all."""
+    from ckptrun.environment.node_list import expand_counts
+
+    try:
+        return expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE", ""))[node]
+    except (ValueError, IndexError):
+        return 1
 
 
 if __name__ == "__main__":

@@ -77,14 +77,31 @@ class ForkServer:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def fork(self, target: str, payload: bytes, *, env: Mapping[str, str], fds: list[int]) -> int:
+    def fork(
+        self,
+        target: str,
+        payload: bytes,
+        *,
+        env: Mapping[str, str],
+        fds: list[int],
+        group_lasts: bool = False,
+    ) -> int:
         """Ask for a child that calls ``target`` (``module:function``); returns the id that ``forked`` will carry.
 
         A server that is gone shows as ``closed`` at the next :meth:`receive`.
+
+        Args:
+            group_lasts: what is in the child's process group does not end with the child.
         """
         self._next_id += 1
         self._has_children = True
-        message = {"op": "fork", "id": self._next_id, "target": target, "env": dict(env)}
+        message = {
+            "op": "fork",
+            "id": self._next_id,
+            "target": target,
+            "env": dict(env),
+            "group_lasts": group_lasts,
+        }
         try:
             send_with_fds(self._control, message, payload, fds)
         except OSError:

@@ -115,6 +115,7 @@ class Server:
         self._spawns = spawns
         self._under_nohup = under_nohup
         self._children: set[int] = set()
+        self._whose_groups_last: set[int] = set()
 
     def take_what_waits(self) -> None:
         """Serve a request that is there already."""
@@ -172,6 +173,8 @@ class Server:
             self._be_child(me, message, payload, fds, new_interpreter=self._spawns or why is not None)
         release_signals()
         self._children.add(pid)
+        if message["group_lasts"]:
+            self._whose_groups_last.add(pid)
         _send(self._control, {"op": "forked", "id": message["id"], "pid": pid, "spawned_because": why})
 
     def _be_child(
@@ -211,8 +214,11 @@ class Server:
             if pid not in self._children:
                 continue  # an orphan that came here when its parent ended
             self._children.discard(pid)
-            # Whatever it left behind in its group (a command started by a shell) ends with it.
-            _kill_group(pid)
+            if pid in self._whose_groups_last:
+                self._whose_groups_last.discard(pid)
+            else:
+                # Whatever it left behind in its group (a command started by a shell) ends with it.
+                _kill_group(pid)
             _send(self._control, {"op": "ended", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 

@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ckptrun.environment.process import host_name
 from ckptrun.errors import UsageError
-from ckptrun.launch.deepspeed_command import DeepSpeedOptions, count_ranks
+from ckptrun.launch.deepspeed_command import DeepSpeedOptions, slots_of_hosts
 from ckptrun.launch.deepspeed_command import command as deepspeed_command
 from ckptrun.records import TaskFacts
 
@@ -161,14 +162,7 @@ def make_plan(
     warnings = []
     if rdzv_endpoint and not several:
         warnings.append("--rdzv-endpoint is for several hosts (--nnodes); this one meets nobody")
-    if num_gpus and num_ranks > num_gpus:
-        raise UsageError(
-            f"{num_ranks} ranks are asked for, and this host has {num_gpus} GPUs.",
-            hint=f"Use --nproc {num_gpus}.",
-        )
-    if not num_gpus and num_ranks > num_cores:
-        cores = "1 core" if num_cores == 1 else f"{num_cores} cores"
-        warnings.append(f"{num_ranks} ranks share {cores}; {TAKE_TURNS}")
+    warnings += _check_room(num_ranks, num_cores, num_gpus, hint=f"Use --nproc {num_gpus}.")
     return LaunchPlan(
         "torchrun",
         strategy,
@@ -227,20 +221,48 @@ def _plan_for_deepspeed(
             "--nnodes is for the same command on each host; DeepSpeed's launcher is started on one host only.",
             hint="Name them in a hostfile: launch.hostfile=FILE.",
         )
-    num_ranks = count_ranks(options, nproc=nproc)
+    slots = slots_of_hosts(options, nproc=nproc, num_gpus=num_gpus)
+    me = host_name()
+    here = {"localhost", "127.0.0.1", me, me.partition(".")[0]}
+    num_here = sum(len(numbers) for host, numbers in slots.items() if host in here)
+    fits = "Use --nproc {}." if options.hosts_file is None else "Let this host have slots={}."
+    warnings = _check_room(num_here, num_cores, num_gpus, hint=fits.format(num_gpus))
     env = environment_of_ranks(
-        nproc, num_cores=num_cores, num_threads=num_threads, strategy="deepspeed", num_gpus=num_gpus
+        max(1, num_here),
+        num_cores=num_cores,
+        num_threads=num_threads,
+        strategy="deepspeed",
+        num_gpus=num_gpus,
     )
     env.pop(ALSO_IMPORTED)  # its ranks are no forks
+    everywhere = not here.issuperset(slots)
+    if everywhere:
+        # Some back ends take it to the other hosts; each rank finds out itself what is right where it is.
+        env = {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
     return LaunchPlan(
         "deepspeed",
         "deepspeed",
-        num_ranks,
-        deepspeed_command(options, num_ranks=num_ranks, control=control),
+        sum(map(len, slots.values())),
+        deepspeed_command(options, num_ranks=nproc, control=control),
         env,
+        tuple(warnings),
         control=control,
-        everywhere=options.hosts_file is not None,
+        everywhere=everywhere,
     )
+
+
+def _check_room(num_ranks: int, num_cores: int, num_gpus: int, *, hint: str) -> list[str]:
+    """What is to be said of so many ranks on this host.
+
+    Raises:
+        UsageError: there is no GPU for each of them.
+    """
+    if num_gpus and num_ranks > num_gpus:
+        raise UsageError(f"{num_ranks} ranks are asked for, and this host has {num_gpus} GPUs.", hint=hint)
+    if not num_gpus and num_ranks > num_cores:
+        cores = "1 core" if num_cores == 1 else f"{num_cores} cores"
+        return [f"{num_ranks} ranks share {cores}; {TAKE_TURNS}"]
+    return []
 
 
 def environment_of_ranks(

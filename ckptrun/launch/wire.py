@@ -18,9 +18,14 @@ Message = dict[str, Any]
 
 
 class Channel:
-    """One end of a connection. Sending is safe from any thread; receiving belongs to one."""
+    """One end of a connection. Sending is safe from any thread; receiving belongs to one.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        longest: how long a message may be, in bytes; None for any length. It may be set later.
+    """
+
+    def __init__(self, sock: socket.socket, *, longest: int | None = None) -> None:
+        self.longest = longest
         self._socket = sock
         self._lock = threading.Lock()
         self._buffer = b""
@@ -46,7 +51,11 @@ class Channel:
         return True
 
     def receive(self) -> list[Message]:
-        """Messages that have arrived; blocks for the first bytes. Sets ``closed`` at the end of the connection."""
+        """Messages that have arrived; blocks for the first bytes. Sets ``closed`` at the end of the connection.
+
+        Raises:
+            ValueError: what has arrived is no message, or too long.
+        """
         try:
             data = self._socket.recv(1 << 16)
         except OSError:
@@ -55,7 +64,9 @@ class Channel:
             self.closed = True
             return []
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        if self.longest is not None and any(len(line) > self.longest for line in (*lines, self._buffer)):
+            raise ValueError(f"a message of more than {self.longest} bytes")
+        return [_message(line) for line in lines]
 
     def messages(self) -> Iterator[Message]:
         """Every message until the other side is gone."""
@@ -68,6 +79,16 @@ class Channel:
             self._socket.close()
         except OSError:
             pass
+
+
+def _message(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("a message that is nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError(f"a message that is {type(message).__name__}")
+    return message
 
 
 def send_with_fds(sock: socket.socket, message: Message, payload: bytes, fds: list[int]) -> None:

@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 
 from ckptrun.deepspeed_config import OPTIONS, Given, check_installed, merged
+from ckptrun.environment.process import host_name
 from ckptrun.errors import IncompatibleError, MisconfigurationException
 from ckptrun.inspect.deepspeed_files import DeepSpeedFiles
-from ckptrun.strategies.deepspeed_ops import compile_op, find_ninja, not_compiled
+from ckptrun.strategies.deepspeed_ops import compile_op, find_ninja, forget_shared_memory, not_compiled
 from ckptrun.strategies.ranks import RanksStrategy
 from ckptrun.strategies.strategy import TrainedModule, shapes_of
 
@@ -100,9 +101,10 @@ class DeepSpeedStrategy(RanksStrategy):
         """Have DeepSpeed's operations compiled, by the first rank of each host, while the others wait."""
         import deepspeed  # noqa: F401  # by all ranks at once, not by the others after the first has looked
 
-        host = os.environ.get("GROUP_RANK", os.environ.get("CROSS_RANK", "0"))
-        done = f"ops/{host}"
-        if self.local_rank != 0:
+        # By their hosts' names alone: what launchers number is a node, a task or an agent, each as it likes.
+        first = self.gather_all(host_name()).index(host_name())
+        done = f"ops/{first}"
+        if self.rank != first:
             while self.look(done) is None and not stop_requested():
                 time.sleep(_LOOK_EVERY_S)
             return
@@ -147,6 +149,8 @@ class DeepSpeedStrategy(RanksStrategy):
             deepspeed.init_distributed(
                 backend, auto_mpi_discovery=False, timeout=self._timeout, verbose=False
             )
+            self.barrier()
+            forget_shared_memory(self.rank)
             try:
                 self._engine, *_ = deepspeed.initialize(**arguments)
             except (ValueError, AssertionError, DeepSpeedConfigError, ZeRORuntimeException) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ckptrun.environment.process import host_name
 from ckptrun.errors import UsageError
-from ckptrun.launch.deepspeed_command import DeepSpeedOptions, command, count_ranks
+from ckptrun.launch.deepspeed_command import DeepSpeedOptions, command, slots_of_hosts
 from ckptrun.launch.plan import make_plan
 
 HOSTS = "# the pool\nhost1 slots=4\n\nhost2 slots=2\n"
@@ -60,15 +62,75 @@ def test_every_back_end_is_passed_through(hostfile: str, backend: str) -> None:
         ({"include": "host1:0,3@host2"}, 4),
         ({"exclude": "host1"}, 2),
         ({"exclude": "host1:0@host2:0,1"}, 3),
+        ({"include": "host1:0@host1:1"}, 2),
+        ({"include": "host1:0,0"}, 1),
+        ({"include": "host1@host1:3"}, 1),
+        ({"include": "host2@host1:1"}, 3),
+        ({"exclude": "host1:0@host1:0,1"}, 4),
+        ({"further": "--num_nodes 1"}, 4),
+        ({"further": "--num_gpus 1"}, 2),
+        ({"further": "--num_nodes=1 --num_acc 3"}, 3),
+        ({"further": "-i host1:1"}, 1),
+        ({"further": "--exclude=host1"}, 2),
+        ({"include": "host1", "further": "--include host2"}, 2),
     ],
 )
 def test_how_many_ranks(hostfile: str, options: dict[str, str], ranks: int) -> None:
     """The same as DeepSpeed's own reading of the same words."""
-    assert count_ranks(DeepSpeedOptions(hostfile=hostfile, **options), nproc=1) == ranks
+    given = DeepSpeedOptions(hostfile=hostfile, **options)
+    slots = slots_of_hosts(given, nproc=1)
+    assert sum(map(len, slots.values())) == ranks
     runner = pytest.importorskip("deepspeed.launcher.runner")
-    pool = runner.fetch_hostfile(hostfile)
-    active = runner.parse_inclusion_exclusion(pool, options.get("include", ""), options.get("exclude", ""))
-    assert sum(map(len, active.values())) == ranks
+    args = runner.parse_args(list(command(given, num_ranks=1, control="c"))[1:])
+    active = runner.parse_inclusion_exclusion(runner.fetch_hostfile(hostfile), args.include, args.exclude)
+    active = runner.apply_num_nodes_and_gpus(active, args.num_nodes, args.num_gpus)
+    assert list(active.items()) == list(slots.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "num_gpus", "slots"),
+    [
+        ({}, 0, [0, 1]),
+        ({"further": "--num_gpus 1"}, 0, [0]),
+        ({"include": "localhost:2,3"}, 4, [2, 3]),
+        ({"include": "localhost:2,3"}, 0, [2, 3]),  # whether it has them DeepSpeed says
+        ({"include": "localhost"}, 4, [0, 1, 2, 3]),
+        ({"exclude": "localhost:0"}, 4, [1, 2, 3]),
+    ],
+)
+def test_how_many_ranks_without_a_hostfile(options: dict[str, str], num_gpus: int, slots: list[int]) -> None:
+    assert slots_of_hosts(DeepSpeedOptions(**options), nproc=2, num_gpus=num_gpus) == {"localhost": slots}
+
+
+@pytest.mark.parametrize(
+    ("options", "num_gpus", "why"),
+    [
+        ({"include": "localhost:5"}, 4, "localhost has no slot 5; it has 4"),
+        ({"include": "localhost"}, 0, "and this host has none"),
+        ({"exclude": "localhost:0"}, 0, "and this host has none"),
+        ({"include": "localhost:0", "further": "--num_gpus 1"}, 2, "takes one of them"),
+        ({"further": "--num_nodes 2"}, 0, "for the hosts of a hostfile"),
+        ({"further": "--num_gpus two"}, 0, "launch.deepspeed_args: argument --num_gpus"),
+        ({"further": "--launcher_args '-p"}, 0, "which no shell would read: No closing quotation"),
+    ],
+)
+def test_what_is_wrong_without_a_hostfile(options: dict[str, str], num_gpus: int, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        slots_of_hosts(DeepSpeedOptions(**options), nproc=2, num_gpus=num_gpus)
+    assert why in str(caught.value)
+
+
+def test_arguments_that_say_where_ranks_run_stand_once_in_the_command(hostfile: str) -> None:
+    options = DeepSpeedOptions(include="host1", further=f"-H {hostfile} --ssh_port 22 --include host2")
+    assert words(options) == ["--hostfile", hostfile, "--include", "host2", "--ssh_port", "22"]
+    assert words(DeepSpeedOptions(further="--num_gpus 1")) == ["--num_gpus", "1"]
+
+
+def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(b"host\xff slots=2\n")
+    with pytest.raises(UsageError, match="hosts is no text in UTF-8"):
+        slots_of_hosts(DeepSpeedOptions(hostfile=str(path)), nproc=1)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +150,7 @@ def test_what_is_wrong(tmp_path: Path, text: str, options: dict[str, str], why: 
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        count_ranks(DeepSpeedOptions(hostfile=str(path), **options), nproc=1)
+        slots_of_hosts(DeepSpeedOptions(hostfile=str(path), **options), nproc=1)
     assert why in str(caught.value)
 
 
@@ -114,6 +176,47 @@ def test_the_plan() -> None:
             )
 
 
+def of_hosts(tmp_path: Path, text: str, **more: Any) -> Any:
+    (tmp_path / "hosts").write_text(text)
+    options = DeepSpeedOptions(hostfile=str(tmp_path / "hosts"))
+    given = {
+        "launcher": "deepspeed",
+        "strategy": "auto",
+        "num_ranks": 1,
+        "command": [],
+        "num_cores": 8,
+        **more,
+    }
+    return make_plan(deepspeed=options, **given)
+
+
+@pytest.mark.parametrize("name", ["localhost", host_name()])
+def test_ranks_of_this_host_share_its_cores(tmp_path: Path, name: str) -> None:
+    made = of_hosts(tmp_path, f"{name} slots=4\n")
+    assert made.env == {"OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "cpu"}
+    assert not made.everywhere  # nobody else is to reach the supervisor
+    assert made.warnings == ()
+    warned = of_hosts(tmp_path, f"{name} slots=64\n")
+    assert warned.warnings == ("64 ranks share 8 cores; they will take turns",)
+    with pytest.raises(UsageError, match="4 ranks are asked for, and this host has 1 GPUs") as caught:
+        of_hosts(tmp_path, f"{name} slots=4\n", num_gpus=1)
+    assert "slots=1" in str(caught.value.hint)
+
+
+def test_ranks_of_other_hosts_find_out_themselves_what_they_have(tmp_path: Path) -> None:
+    text = "localhost slots=2\nelsewhere slots=64\n"
+    made = of_hosts(tmp_path, text)
+    assert (made.env, made.everywhere, made.num_ranks, made.warnings) == ({}, True, 66, ())
+    assert of_hosts(tmp_path, text, num_threads=3).env == {"OMP_NUM_THREADS": "3"}
+
+
+def test_more_ranks_than_this_host_has_room_for() -> None:
+    given: dict[str, Any] = {"launcher": "deepspeed", "strategy": "auto", "command": [], "num_cores": 2}
+    assert make_plan(num_ranks=64, **given).warnings == ("64 ranks share 2 cores; they will take turns",)
+    with pytest.raises(UsageError, match="8 ranks are asked for, and this host has 1 GPUs"):
+        make_plan(num_ranks=8, num_gpus=1, **given)
+
+
 PROJECT = """\
 run: {name: demo}
 trainer: {max_steps: 6, num_threads: 1, limit_val_batches: 0}
@@ -123,6 +226,8 @@ model: {class_path: task.Model}
 data: {class_path: task.Data}
 """
 TASK = """\
+import os
+
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -143,6 +248,7 @@ class Model(Module):
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
             print(f"rank {self.trainer.global_rank} of {self.trainer.world_size}", flush=True)
+            print(f"port {os.environ['MASTER_PORT']}", flush=True)
         return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self):
@@ -174,6 +280,8 @@ def test_a_hostfile_and_what_ranks_print(run_cli: Callable[..., Any], project: P
     logs = sorted((project / "runs/demo/logs").glob("attempt-*.log"))
     assert ["rank 0 of 2" in logs[0].read_text(), "rank 1 of 2" in logs[1].read_text()] == [True, True]
     assert not list((project / "runs/demo/control").glob("deepspeed*"))
+    (port,) = re.findall(r"port (\d+)", done.stdout)
+    assert not list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
 
 
 @pytest.mark.deepspeed

@@ -84,6 +84,13 @@ def sleep(payload: bytes, fds: list[int]) -> int:
     return 0
 
 
+def leave_one_in_the_group(payload: bytes, fds: list[int]) -> int:
+    import subprocess
+
+    os.write(fds[0], b"%d" % subprocess.Popen(["sleep", "1000"]).pid)
+    return 0
+
+
 # -- the server ------------------------------------------------------------------------------------------------
 
 
@@ -109,11 +116,17 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 class Child:
     """One that was asked for, and what it writes."""
 
-    def __init__(self, server: ForkServer, name: str, payload: bytes = b"") -> None:
+    def __init__(
+        self, server: ForkServer, name: str, payload: bytes = b"", *, group_lasts: bool = False
+    ) -> None:
         self._server = server
         self._ours, theirs = socket.socketpair()
         self.number = server.fork(
-            f"{__name__}:{name}", payload, env={"GREETING": "hello"}, fds=[theirs.fileno()]
+            f"{__name__}:{name}",
+            payload,
+            env={"GREETING": "hello"},
+            fds=[theirs.fileno()],
+            group_lasts=group_lasts,
         )
         theirs.close()
         self.pid = int(hear(server, "forked")["pid"])
@@ -205,6 +218,21 @@ def test_a_sweep_ends_children_and_what_they_left_and_the_server_serves_on(
     again = Child(server, "tell", b"again")
     assert again.read().startswith(b"again")
     again.close()
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_what_a_child_leaves_in_its_group_ends_with_it_unless_it_is_to_last(
+    server: ForkServer, wait_until: Callable[..., Any], lasts: bool
+) -> None:
+    child = Child(server, "leave_one_in_the_group", group_lasts=lasts)
+    left = int(child.read())
+    hear(server, "ended")
+    if lasts:
+        assert not gone(left)
+        hear_ready(server)
+        server.sweep()
+    wait_until(lambda: gone(left), what="what it left is gone")
+    child.close()
 
 
 def hear_ready(server: ForkServer) -> None:
