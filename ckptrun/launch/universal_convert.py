@@ -37,7 +37,7 @@ _GLOBAL = "optimizer_state.pt"
 _INNER = ("base_optimizer_state", "optimizer_state_dict")  # the optimizer's own state in a shard, by stage
 
 
-class _UnsuitedError(Exception):
+class UnsuitedError(Exception):
     """The shards hold what the universal format has no place for, or lack something."""
 
 
@@ -58,7 +58,7 @@ def main() -> int:
         _check_optimizer(source)
         runpy.run_module("deepspeed.checkpoint.ds_to_universal", run_name="__main__")
         for_every_stage(source, target)
-    except _UnsuitedError as error:
+    except UnsuitedError as error:
         sys.stderr.flush()
         print(error, flush=True)
         return 1
@@ -100,7 +100,7 @@ def _trained(folder: str, name: str, shape: tuple[int, ...], step: Any) -> Any:
     """The files of a parameter that the optimizer holds; returns its step."""
     missing = [key for key in ("fp32", *MOMENTS) if not os.path.exists(os.path.join(folder, f"{key}.pt"))]
     if missing:
-        raise _UnsuitedError(f"DeepSpeed's tool has made no {missing[0]} of {name}")
+        raise UnsuitedError(f"DeepSpeed's tool has made no {missing[0]} of {name}")
     path = os.path.join(folder, "step.pt")
     if os.path.exists(path):
         step = torch.load(path, weights_only=True)
@@ -140,13 +140,13 @@ class _Model:
         """A parameter that the optimizer does not hold.
 
         Raises:
-            _UnsuitedError: the shards do not hold it either.
+            UnsuitedError: the shards do not hold it either.
         """
         if not self._in_parts:
             whole: Tensor = self._states[0]["module"][name]
             return whole.clone()
         if name not in self._frozen:
-            raise _UnsuitedError(
+            raise UnsuitedError(
                 f"its shards do not hold {name}, which is not frozen and in no group of the optimizer"
             )
         shape = tuple(self._frozen[name])
@@ -158,18 +158,18 @@ def _check_optimizer(folder: str) -> None:
     """Whether the format has a place for all that the optimizer keeps.
 
     Raises:
-        _UnsuitedError: it has none.
+        UnsuitedError: it has none.
     """
     found = DeepSpeedFiles.of(f"_/{name}" for name in os.listdir(folder)).optimizer_states
     if not found:
-        raise _UnsuitedError("it has no files of an optimizer")
+        raise UnsuitedError("it has no files of an optimizer")
     state = _mapped(os.path.join(folder, os.path.basename(found[0])))["optimizer_state_dict"]
     inner = next((state[name] for name in _INNER if name in state), None)
     if not isinstance(inner, dict):
-        raise _UnsuitedError("its shards do not hold the optimizer's state as the tool expects it")
+        raise UnsuitedError("its shards do not hold the optimizer's state as the tool expects it")
     why = unsuited({key for each in inner["state"].values() for key in each})
     if why is not None:
-        raise _UnsuitedError(why)
+        raise UnsuitedError(why)
 
 
 def _mapped(path: str) -> Any:
