@@ -52,6 +52,7 @@ def main() -> int:
         "ds_to_universal", "--input_folder", source, "--output_folder", target, "--inject_missing_state",
         "--num_extract_workers", "1", "--num_merge_workers", "1",
     ]  # fmt: skip
+    os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # the tool asks for whatever a pickle does
     torch.serialization.add_safe_globals([*classes_in_files()])
     try:
@@ -89,8 +90,9 @@ def for_every_stage(source: str, target: str) -> None:
         key: value for key, value in state.items() if key not in ("fp32_flat_groups", "optimizer_state_dict")
     }
     kept.setdefault("ds_version", _version())
+    # Stage 3 wants a count of steps also where the optimizer keeps none beside its moments.
     kept["optimizer_state_dict"] = {
-        "state": {0: {} if step is None else {"step": step}},
+        "state": {0: {"step": 0 if step is None else step}},
         "param_groups": groups,
     }
     torch.save(kept, path)
