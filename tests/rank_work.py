@@ -360,11 +360,14 @@ class Work:
     def _build(self, built: Any) -> Any:
         made = list((self.callbacks or standard_callbacks)())
         return built(
-            model=Model(**self.model),
+            model=self._model(),
             data=Data(**self.data),
             callbacks=[*made, *map(Happens, self.events)],
             strategy_options=self.strategy,
         )
+
+    def _model(self) -> Any:
+        return Model(**self.model)
 
 
 def standard_callbacks() -> list[Callback]:

@@ -40,6 +40,8 @@ _TRAINER_CHANGES = frozenset(
         "limit_train_batches",
     }
 )
+# In DeepSpeed's config they repeat the data loader's batch size, which is compared where it stands, times the ranks.
+_DEEPSPEED_BATCH_SIZES = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu"})
 _INTERCHANGEABLE_STRATEGIES = frozenset({"auto", "single", "ddp"})
 
 
@@ -123,6 +125,8 @@ def _steers(path: tuple[str, ...], stored: Any, given: Any) -> bool:
         if rest == ("name",):
             return {stored, given} <= _INTERCHANGEABLE_STRATEGIES
         if rest == ("load_full_weights",) or rest[0] in ("process_group_backend", "timeout_s"):
+            return True
+        if rest[0] == "config" and rest[1] in _DEEPSPEED_BATCH_SIZES:
             return True
         # DeepSpeed's stage and offloading, beside the name or in its own config's zero_optimization.
         return rest[-1] == "stage" or any(part.startswith("offload_") for part in rest)

@@ -138,7 +138,8 @@ class ZeroWeights(Mapping[str, Tensor]):
         for name, value in state["module"].items():
             if value.numel():  # of stage 3 only buffers are here
                 self.shapes[name], self._whole[name] = tuple(value.shape), value
-        shapes = {n: tuple(s) for group in state["param_shapes"] or () for n, s in group.items()}
+        groups = (*(state["param_shapes"] or ()), state.get("frozen_param_shapes") or {})
+        shapes = {name: tuple(shape) for group in groups for name, shape in group.items()}
         for name, path in found.universal.items():
             self.shapes[name] = shapes.get(name, self.shapes.get(name, ()))
             self._files[name] = path

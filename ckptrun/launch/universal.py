@@ -4,6 +4,7 @@
     another one                            the checkpoint is converted to DeepSpeed's universal format, once; what comes
                                            of it is committed beside it, and goes with all stages and numbers of ranks
     stage 0 on one side, another strategy  refused, with what is left: --init-from
+    an optimizer that is not like Adam     refused as well where a conversion would be needed
 
 Asked before a rank is started. The conversion is DeepSpeed's own tool, in a process of its own, which a stop ends.
 
@@ -18,7 +19,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -106,8 +107,26 @@ def needs_conversion(resolution: Resolution, wanted: Wanted) -> str | None:
             "stages 1 to 3 only",
         )
     before = f"{_ranks(ranks)} in ZeRO stage {stage}"
+    differs = f"was written by {before}; now there {_are(wanted.num_ranks)} in stage {wanted.stage}"
+    kept = note.get("optimizer_state")  # older checkpoints do not tell; the converter looks
+    why = None if kept is None else unsuited(kept)
+    if why is not None:
+        raise _not_converted(answer, f"{differs}. {_NOT_CONVERTED}: {why}")
+    return f"{answer.name} {differs}"
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What the universal format takes of an optimizer's state, and wants to be there; the count of steps may be."""
+_NOT_CONVERTED = "It cannot be converted to DeepSpeed's universal format"
+
+
+def unsuited(kept: Collection[str]) -> str | None:
+    """Why what an optimizer keeps of each parameter, by its names, has no place in the universal format."""
+    if {*MOMENTS} <= {*kept} <= {*MOMENTS, "step"}:
+        return None
     return (
-        f"{answer.name} was written by {before}; now there {_are(wanted.num_ranks)} in stage {wanted.stage}"
+        f"its optimizer keeps {', '.join(sorted(kept)) or 'nothing'}, and the format takes {' and '.join(MOMENTS)} "
+        "only, which Adam and its like keep"
     )
 
 
@@ -115,6 +134,14 @@ def _refused(answer: CheckpointRecord, why: str) -> IncompatibleError:
     return IncompatibleError(
         f"{answer.name} {why}.",
         hint=f"Start a run from its weights: --run NAME --ckpt none --init-from {answer.path}",
+    )
+
+
+def _not_converted(answer: CheckpointRecord, why: str) -> IncompatibleError:
+    return IncompatibleError(
+        f"{answer.name} {why}.",
+        hint=f"Go on with as many ranks and the stage that it was written with, or start a run from its weights: "
+        f"--run NAME --ckpt none --init-from {answer.path}",
     )
 
 
@@ -259,10 +286,8 @@ def _run_converter(
             f"{answer.name} could not be converted: the disk of {os.path.dirname(os.path.dirname(target))} is full.",
             hint="Nothing is lost. Free space there and start again.",
         )
-    raise IncompatibleError(
-        f"{answer.name} could not be converted to DeepSpeed's universal format: {last_line(said)}",
-        hint=f"Go on with as many ranks and the stage that it was written with, or start a run from its weights: "
-        f"--run NAME --ckpt none --init-from {answer.path}",
+    raise _not_converted(
+        answer, f"could not be converted to DeepSpeed's universal format: {last_line(said).removesuffix('.')}"
     )
 
 

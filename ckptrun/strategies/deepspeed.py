@@ -268,7 +268,14 @@ class DeepSpeedStrategy(RanksStrategy):
     def shards_note(self, tag: str) -> dict[str, Any]:
         from deepspeed import __version__
 
-        return {"stage": self.stage, "tag": tag, "universal": False, "version": __version__}
+        states = _innermost(self._engine.optimizer).state.values()
+        return {
+            "stage": self.stage,
+            "tag": tag,
+            "universal": False,
+            "version": __version__,
+            "optimizer_state": sorted({key for state in states for key in state}),
+        }
 
     def load_sharded(
         self, folder: str, *, tag: str, read: Callable[[str], Any], universal: bool = False
@@ -289,8 +296,10 @@ class DeepSpeedStrategy(RanksStrategy):
             # All ranks find the model's file under one name, however many there were and are.
             engine._get_all_ckpt_names = lambda folder, tag: [_model_states(os.path.join(folder, tag))]
         try:
-            with _in_silence():
+            with _in_silence(), _parts_of_padding(engine.optimizer):
                 path, _ = engine.load_checkpoint(folder, tag=tag)
+            if universal:
+                self._finish_universal(lambda name: read(f"{tag}/zero/{name}/fp32.pt")["param"])
         except (RuntimeError, KeyError, AssertionError) as error:
             first = str(error).strip().replace("\n\t", " ").split("\n", 1)[0]
             raise IncompatibleError(
@@ -351,6 +360,33 @@ class DeepSpeedStrategy(RanksStrategy):
             if hasattr(optimizer, name):
                 getattr(optimizer, name)()
                 return
+
+    def _finish_universal(self, read: Callable[[str], Tensor]) -> None:
+        """What DeepSpeed leaves out of the universal format, or does wrong.
+
+        Args:
+            read: gives a parameter as a whole.
+
+        Raises:
+            RuntimeError: one does not fit.
+        """
+        engine = self._engine
+        # Stage 3 puts one tensor into the state of each group of parameters, and each would count it up.
+        for state in _innermost(engine.optimizer).state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].clone()
+        # Parameters that the optimizer does not hold are not loaded.
+        loaded = {name for group in engine._get_zero_param_shapes() for name in group}
+        for name, parameter in engine.module.named_parameters():
+            if name in loaded:
+                continue
+            value = read(name)
+            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+            if tuple(value.shape) != shape:
+                raise RuntimeError(f"{name} is {list(value.shape)}, and the model's is {list(shape)}")
+            with self._whole(parameter), torch.no_grad():
+                if self.rank == 0 or not hasattr(parameter, "ds_id"):
+                    parameter.copy_(value)
 
     # -- end -------------------------------------------------------------------------------------------------
 
@@ -449,6 +485,33 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_cast(item, dtype) for item in value)
     return value
+
+
+class _NoFragment:
+    """In place of where in a rank's part a parameter lies."""
+
+    def get_optim_state_keys(self) -> list[str]:
+        return []
+
+
+@contextlib.contextmanager
+def _parts_of_padding(optimizer: Any) -> Iterator[None]:
+    """Where a rank's part of a small group of parameters is padding alone, DeepSpeed takes the first of no parameters
+    when it loads the universal format. It is given one that has nothing to load."""
+    groups = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None) or ()
+    given = [
+        group[0] for group in groups if group and all(getattr(p, "_hp_mapping", 0) is None for p in group)
+    ]
+    before = [parameter.load_hp_checkpoint_state for parameter in given]
+    for parameter in given:
+        parameter._hp_mapping = _NoFragment()
+        parameter.load_hp_checkpoint_state = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        for parameter, own in zip(given, before, strict=True):
+            parameter._hp_mapping = None
+            parameter.load_hp_checkpoint_state = own
 
 
 @contextlib.contextmanager

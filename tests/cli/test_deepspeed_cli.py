@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_cli import Live, wait_until_true
 
 from ckptrun.config.load import load_config
 from ckptrun.config.support import check_supported
@@ -193,6 +194,54 @@ def test_a_stop_does_not_wait_for_the_compiler(
     assert "forced" not in done.stderr
     assert not list(extensions.glob("*/lock"))
     assert not list(extensions.glob("*/*.so"))
+
+
+HALTS = """\
+import os, signal, sys
+
+def halt(event, args):
+    if event == "os.mkdir" and "/global_step4/zero/" in str(args[0]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+if "universal_convert" in " ".join(sys.orig_argv):
+    sys.addaudithook(halt)
+"""
+
+
+def nothing_outlives(live: Live) -> None:
+    wait_until_true(lambda: not live.survivors(), 10.0, what="all that the command had started ends too")
+
+
+def test_a_conversion_that_was_ended_is_made_again(
+    trained: Path,
+    project: Path,
+    tmp_path: Path,
+    run_cli: Callable[..., Any],
+    start_cli: Callable[..., Any],
+) -> None:
+    """SIGTERM and SIGKILL to the command while the converter writes."""
+    shutil.copytree(trained / "runs", project / "runs")
+    folder = project / "runs/demo/checkpoints"
+    before = sorted(os.listdir(folder))
+    (tmp_path / "halting").mkdir()
+    (tmp_path / "halting/sitecustomize.py").write_text(HALTS)
+    paths = [str(tmp_path / "halting"), os.environ.get("PYTHONPATH", "")]
+    fit = (*FIT, "--ckpt", "last", "launch.nproc=1", "trainer.max_steps=8")
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
+        live = start_cli(*fit, cwd=project, env={"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+        live.wait_for(lambda: list(folder.glob(".tmp-*-universal.*/*/zero")), what="half is converted")
+        live.signal(number)
+        assert live.wait(timeout_s=15.0).code == code, live
+        nothing_outlives(live)
+        committed = sorted(name for name in os.listdir(folder) if not name.startswith(".tmp-"))
+        assert committed == before, live
+    done = run_cli(*fit, cwd=project)
+    assert done.code == 0, done
+    assert "it is converted to DeepSpeed's universal format, once" in done.stderr
+    names = sorted(os.listdir(folder))
+    assert [name for name in names if name.startswith(".tmp-")] == []
+    assert sum(name.endswith("-universal") for name in names) == 1
+    assert newest(project).name.endswith("-step-00000008")
 
 
 def test_without_the_package_it_is_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

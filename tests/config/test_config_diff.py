@@ -69,6 +69,10 @@ CHANGES, STEERS = "changes result", "steers"
         ("strategy.stage=2", STEERS),
         ("strategy.offload_optimizer=true", STEERS),
         ("strategy.config.zero_optimization.stage=2", STEERS),
+        # repeated in DeepSpeed's config: what they follow from is compared where it stands
+        ("strategy.config.train_batch_size=4", STEERS),
+        ("strategy.config.train_micro_batch_size_per_gpu=4", STEERS),
+        ("strategy.config.zero_optimization.train_batch_size=4", CHANGES),
         ("strategy.config.zero_optimization.offload_optimizer.device=cpu", STEERS),
     ],
 )
