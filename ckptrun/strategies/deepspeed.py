@@ -138,6 +138,8 @@ class DeepSpeedStrategy(RanksStrategy):
         from deepspeed.runtime.zero.utils import ZeRORuntimeException
 
         self._check_optimizers(optimizers, schedulers)
+        if self.stage == 3 and optimizers:
+            _check_held(module, optimizers[0])
         arguments: dict[str, Any] = {"model": module, "config": self._config, "dist_init_required": False}
         if optimizers:
             arguments["optimizer"] = optimizers[0]
@@ -398,6 +400,19 @@ class DeepSpeedStrategy(RanksStrategy):
 
     def classes(self) -> list[type]:
         return classes_in_files()
+
+
+def _check_held(module: Any, optimizer: Optimizer) -> None:
+    """In stage 3 DeepSpeed saves of the trained parameters those that the optimizer holds."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    lost = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in held]
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise MisconfigurationException(
+            f"{', '.join(lost[:3])}{more}: trained, and in no group of the optimizer. In ZeRO stage 3 DeepSpeed does not "
+            "save such a parameter.",
+            hint="Give it to the optimizer, or freeze it with requires_grad_(False).",
+        )
 
 
 def classes_in_files() -> list[type]:
