@@ -252,35 +252,44 @@ def has_nan(trainer: Trainer) -> bool:
 
 
 def read_checkpoint(
-    record: CheckpointRecord, name: str, *, classes: Sequence[type] = (), mapped: bool = False
+    record: CheckpointRecord,
+    name: str,
+    *,
+    classes: Sequence[type] = (),
+    mapped: bool = False,
+    files: Mapping[str, FileRecord] | None = None,
 ) -> dict[str, Any]:
     """One file of a checkpoint, its size and checksum verified on the way.
 
     Args:
         mapped: leave the bytes of tensors in the file until they are used.
         classes: plain data classes that a strategy's own file has, besides what an encoded state has.
+        files: those of the manifest by their paths, where many are read.
 
     Raises:
         DamagedCheckpointError: in two reads it is not what the manifest says.
         NoCheckpointError: the disk gives an error that stays, which says nothing about the file.
     """
-    manifest = manifest_of(record)
-    for file in manifest.files:
-        if file.path == name:
-            try:
-                with torch.serialization.safe_globals(list(classes)):
-                    state = (map_state if mapped else read_state)(
-                        os.path.join(record.path, name),
-                        checksum=file.checksum or None,
-                        size_bytes=file.size_bytes,
-                    )
-            except DamagedCheckpointError as error:
-                if error.damage is not None:
-                    error.damage = replace(error.damage, checkpoint=record.path, file=name)
-                raise
-            decoded: dict[str, Any] = state if classes else decode(state)
-            return decoded
-    raise _bad_manifest(record, f"its manifest lists no {name}")
+    if files is None:
+        files = {file.path: file for file in manifest_of(record).files}
+    if name not in files:
+        raise _bad_manifest(record, f"its manifest lists no {name}")
+    with torch.serialization.safe_globals(list(classes)):
+        state = read_verified(record.path, files[name], mapped=mapped)
+    decoded: dict[str, Any] = state if classes else decode(state)
+    return decoded
+
+
+def read_verified(folder: str, file: FileRecord, *, mapped: bool) -> Any:
+    """One file of the checkpoint in ``folder``, as it was written; where it is damaged the error names both."""
+    try:
+        return (map_state if mapped else read_state)(
+            os.path.join(folder, file.path), checksum=file.checksum or None, size_bytes=file.size_bytes
+        )
+    except DamagedCheckpointError as error:
+        if error.damage is not None:
+            error.damage = replace(error.damage, checkpoint=folder, file=file.path)
+        raise
 
 
 def manifest_of(record: CheckpointRecord) -> Manifest:

@@ -76,10 +76,11 @@ def _load_shards(trainer: Trainer, answer: CheckpointRecord) -> Callable[[], Non
             hint=f"Start a run from its weights: --run NAME --ckpt none --init-from {answer.path}",
         )
     if trains:
+        classes, files = strategy.classes(), {file.path: file for file in manifest_of(answer).files}
         return lambda: strategy.load_sharded(
             answer.path,
             tag=note["tag"],
-            read=lambda path: read_checkpoint(answer, path, classes=strategy.classes()),
+            read=lambda path: read_checkpoint(answer, path, classes=classes, files=files),
             universal=note.get("universal", False),
         )
     return lambda: strategy.load_model_state_dict(

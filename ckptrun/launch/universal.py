@@ -33,7 +33,7 @@ from ckptrun.launch.spawned import argv_for
 from ckptrun.processes import last_line, run_unless_stopped
 from ckptrun.records import CheckpointRecord, FreshStart, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
-from ckptrun.run.registry import edit
+from ckptrun.run.registry import DamagedRegistryError, Registry, edit
 
 KEY = "deepspeed"  # of the note in a manifest
 
@@ -146,9 +146,13 @@ def adapted(resolution: Resolution, wanted: Wanted, by: Writing) -> Resolution |
 
 def _made_before(folder: RunFolder, answer: CheckpointRecord) -> CheckpointRecord | None:
     catalogue = Catalogue(folder.checkpoints_dir)
+    try:
+        damaged = Registry.load(folder.registry).quarantine
+    except (FileNotFoundError, DamagedRegistryError):
+        damaged = {}
     for name, manifest in catalogue.manifests():
         note = manifest.extra.get(KEY) or {}
-        if note.get("of") == [answer.run_id, answer.name]:
+        if name not in damaged and note.get("of") == [answer.run_id, answer.name]:
             found = catalogue.examine(name)
             if isinstance(found, CheckpointRecord):
                 return found

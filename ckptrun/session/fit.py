@@ -97,11 +97,13 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
     """Attempts until one ends as it should, or no restart helps any more; each is resolved anew."""
     tried: list[Tried] = []
     committed = gathered.registry.committed_sequence
+    damaged_copies = 0
     while True:
         result = run_attempt(spec, lease, gathered, resolution)
         outcome = result.outcome
         assert outcome is not None
-        damage = found_damage(outcome.error, resolution)
+        used = result.resolution or resolution  # a converted copy of what was chosen, it may be
+        damage = found_damage(outcome.error, used)
         if damage is None:
             tried.append(_tried(outcome, resolution))
             why = give_up(tried, spec.max_restarts)
@@ -113,7 +115,10 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
         elif spec.listener.request is not None:
             return result
         else:  # no restart: nothing was trained, and each time another checkpoint is taken
-            spec.echo(quarantine(spec.folder, damage, writer_of(resolution)))
+            spec.echo(quarantine(spec.folder, damage, writer_of(used)))
+            damaged_copies += used.path != resolution.path
+            if damaged_copies > 1:  # each time another one is made, and this disk spoils them
+                return result
         if not ready_again(spec):
             return result
         gathered, again = resolve(spec)

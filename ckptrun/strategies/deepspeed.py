@@ -8,7 +8,8 @@
 The engine wraps the user's module itself, so that weights keep their names; for the length of one call the module's
 ``forward`` is ``training_step``. Reading and writing go through a checkpoint engine of ours in place of DeepSpeed's, so
 that a save can be copied first and written in the background, is hashed on its way, and is read as everything else:
-verified, and with ``weights_only=True``.
+verified, and with ``weights_only=True``. What DeepSpeed reads past that engine, the universal format's files, is read
+the same way (:func:`loading_through`).
 
 Facts: deepspeed.initialize, DeepSpeedEngine (set_gradient_accumulation_boundary, save_checkpoint, load_checkpoint),
 deepspeed.runtime.checkpoint_engine (save and load are all that touch files).
@@ -279,7 +280,7 @@ class DeepSpeedStrategy(RanksStrategy):
             # All ranks find the model's file under one name, however many there were and are.
             engine._get_all_ckpt_names = lambda folder, tag: [_model_states(os.path.join(folder, tag))]
         try:
-            with _in_silence():
+            with _in_silence(), loading_through(folder, read):
                 path, _ = engine.load_checkpoint(folder, tag=tag)
         except (RuntimeError, KeyError, AssertionError) as error:
             first = str(error).strip().replace("\n\t", " ").split("\n", 1)[0]
@@ -403,6 +404,29 @@ def _reader(read: Callable[[str], Any]) -> Any:
             return read(path)
 
     return Reader()
+
+
+@contextlib.contextmanager
+def loading_through(folder: str, read: Callable[[str], Any]) -> Iterator[None]:
+    """For a while ``torch.load`` gives what ``read`` makes of a file below ``folder``, and of others weights only.
+
+    The files of the universal format DeepSpeed reads by itself, past its checkpoint engine, and with
+    ``weights_only=False``.
+    """
+    real = torch.load
+
+    def load(f: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(f, str | os.PathLike):
+            path = os.path.relpath(f, folder)
+            if not path.startswith(os.pardir):
+                return read(path)
+        return real(f, *args, **{**options, "weights_only": True})
+
+    torch.load = load
+    try:
+        yield
+    finally:
+        torch.load = real
 
 
 def _model_states(folder: str) -> str:
