@@ -34,6 +34,7 @@ from ckptrun.fit.capture import STATE_FILE, rank_file, size_of
 if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
 
+NO_MEMORY = (MemoryError, RuntimeError)  # torch's out-of-memory errors are RuntimeErrors
 _RETRY_AFTER_S = (0.5, 2.0)
 _WORTH_PREPARING_BYTES = 16 << 20
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
@@ -132,11 +133,14 @@ class CheckpointWriter:
                     ended(written)
 
             self._saver.submit(work)
-        except (MemoryError, RuntimeError) as error:  # torch's out-of-memory errors are RuntimeErrors
-            reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-            self._context.say(f"{name} cannot be copied ({reason}): training waits until it is written.")
+        except NO_MEMORY as error:
+            self._say_at_once(name, error)
             self._at_once = (self.write(name, state, rank_states, manifest, last_word, shards),)
             ended(self._at_once[0])
+
+    def _say_at_once(self, what: str, error: Exception) -> None:
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        self._context.say(f"{what} cannot be copied ({reason}): training waits until it is written.")
 
     def wait(self) -> Manifest | None:
         """Wait for what :meth:`begin` began, and give what :meth:`write` gives."""
