@@ -478,9 +478,44 @@ def _restore_optimizers(trainer: Trainer, states: list[dict[str, Any]]) -> None:
         trainer.strategy.load_optimizer_state_dict(optimizer, state)
 
 
+def check_groups(trainer: Trainer, states: list[list[dict[str, Any]]]) -> None:
+    """Whether the optimizers go with a sharded checkpoint, by what was set for their groups. Before it is loaded.
+
+    Raises:
+        IncompatibleError: they are others.
+    """
+    hint = "Use the optimizer it was trained with, or start another run from its weights (--run NAME --init-from PATH)."
+    for optimizer, groups in zip(trainer.optimizers, states, strict=True):
+        kind = type(optimizer).__name__
+        if len(groups) != len(optimizer.param_groups):
+            raise IncompatibleError(
+                f"The checkpoint's optimizer has {_counted(len(groups), 'parameter group')}, this {kind} has "
+                f"{len(optimizer.param_groups)}.",
+                hint=hint,
+            )
+        for saved, own in zip(groups, optimizer.param_groups, strict=True):
+            gone = sorted(saved.keys() - own.keys() - optimizer.defaults.keys() - _OF_SCHEDULERS)
+            new = sorted(optimizer.defaults.keys() - saved.keys())
+            if gone and new:  # on one side only, they may have come or gone with a version
+                raise IncompatibleError(
+                    f"The checkpoint was written with another optimizer than {kind}: its parameter groups have "
+                    f"{', '.join(gone)}, and not {', '.join(new)}.",
+                    hint=hint,
+                )
+
+
+_OF_SCHEDULERS = frozenset(
+    ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
+)  # what they note in a group
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _restore_groups(trainer: Trainer, states: list[list[dict[str, Any]]]) -> None:
-    for optimizer, groups in zip(trainer.optimizers, states, strict=False):
-        for group, saved in zip(optimizer.param_groups, groups, strict=False):
+    for optimizer, groups in zip(trainer.optimizers, states, strict=True):
+        for group, saved in zip(optimizer.param_groups, groups, strict=True):
             group.update(saved)
 
 

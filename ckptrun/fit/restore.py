@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckptrun.errors import IncompatibleError
 from ckptrun.fit.capture import (
     STATE_FILE,
+    check_groups,
     manifest_of,
     rank_file,
     read_checkpoint,
@@ -49,12 +50,14 @@ def begin_restore(trainer: Trainer) -> dict[str, Any] | None:
     trainer.enter(Stage.RESTORE)
     started = time.monotonic()
     state = read_checkpoint(answer, STATE_FILE)
-    restore_weights(trainer, state, _load_shards(trainer, answer))
+    restore_weights(trainer, state, _load_shards(trainer, answer, state))
     trainer.context.restore_s += time.monotonic() - started
     return state
 
 
-def _load_shards(trainer: Trainer, answer: CheckpointRecord) -> Callable[[], None] | None:
+def _load_shards(
+    trainer: Trainer, answer: CheckpointRecord, state: dict[str, Any]
+) -> Callable[[], None] | None:
     """What puts the weights in where they lie in a strategy's own files; None where they lie in ``state.ckpt``.
 
     Raises:
@@ -76,6 +79,7 @@ def _load_shards(trainer: Trainer, answer: CheckpointRecord) -> Callable[[], Non
             hint=f"Start a run from its weights: --run NAME --ckpt none --init-from {answer.path}",
         )
     if trains:
+        check_groups(trainer, state.get("optimizer_groups", []))
         classes, files = strategy.classes(), {file.path: file for file in manifest_of(answer).files}
         return lambda: strategy.load_sharded(
             answer.path,

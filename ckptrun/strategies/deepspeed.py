@@ -271,10 +271,19 @@ class DeepSpeedStrategy(RanksStrategy):
             read: gives the verified content of a file, by its path inside the checkpoint.
 
         Raises:
-            IncompatibleError: the weights do not fit the model.
+            IncompatibleError: the weights do not fit the model, or the optimizer's state the optimizer.
         """
+        from deepspeed.runtime.zero.utils import ZeRORuntimeException
+
         engine = self._engine
-        engine.checkpoint_engine = _reader(lambda path: read(os.path.relpath(path, folder)))
+
+        def read_shard(path: str) -> Any:
+            content = read(os.path.relpath(path, folder))
+            if not universal and isinstance(content, dict):
+                self._check_parameters(content.get("param_shapes") or [])
+            return content
+
+        engine.checkpoint_engine = _reader(read_shard)
         engine._config.load_universal_checkpoint = universal
         if universal:
             # All ranks find the model's file under one name, however many there were and are.
@@ -282,7 +291,9 @@ class DeepSpeedStrategy(RanksStrategy):
         try:
             with _in_silence(), loading_through(folder, read):
                 path, _ = engine.load_checkpoint(folder, tag=tag)
-        except (RuntimeError, KeyError, AssertionError) as error:
+        except (
+            RuntimeError, LookupError, AssertionError, ValueError, TypeError, AttributeError, ZeRORuntimeException
+        ) as error:  # fmt: skip
             first = str(error).strip().replace("\n\t", " ").split("\n", 1)[0]
             raise IncompatibleError(
                 f"DeepSpeed cannot load {folder}: {type(error).__name__}: {first}",
@@ -294,6 +305,27 @@ class DeepSpeedStrategy(RanksStrategy):
             engine.__dict__.pop("_get_all_ckpt_names", None)
         if path is None:
             raise IncompatibleError(f"DeepSpeed finds no checkpoint of its own in {folder}.")
+
+    def _check_parameters(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Whether the parameters lie in their groups as they did: DeepSpeed's flat tensors have no names.
+
+        Raises:
+            IncompatibleError: the same parameters lie in others, or in another order.
+        """
+        own = self._engine._get_zero_param_shapes() if saved else []
+        then, now = (
+            [(number, name) for number, group in enumerate(groups) for name in group]
+            for groups in (saved, own)
+        )
+        if then == now or {name for _, name in then} != {name for _, name in now}:
+            return  # other parameters than before are told of by DeepSpeed
+        moved = next(before[1] for before, after in zip(then, now, strict=True) if before != after)
+        raise IncompatibleError(
+            f"The parameters lie in other groups or in another order than when the checkpoint was written; {moved} is "
+            "where the difference begins.",
+            hint="Group them as before (sub_group_size and round_robin_gradients too), or start another run from its "
+            "weights (--run NAME --init-from PATH).",
+        )
 
     def load_model_state_dict(self, module: TrainedModule, state: Mapping[str, Any]) -> None:
         """Weights from a plain checkpoint, each parameter as a whole only while it is put in."""

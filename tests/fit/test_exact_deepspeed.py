@@ -88,6 +88,35 @@ def test_what_is_trained(server: SharedServer, tmp_path: Path, work: Work) -> No
     assert_same(picture(plain.folder), picture(resumed.folder))
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_another_optimizer_is_refused(server: SharedServer, tmp_path: Path, stage: int) -> None:
+    """Also with --override, which is for values: what DeepSpeed has saved does not go with it."""
+    stop = Work(strategy={"stage": stage}, model={"optimizer": "two groups"}, events=MID_EPOCH)
+    assert run(server, tmp_path, "stopped", stop).code == 143
+    for optimizer, why in (
+        (True, "The checkpoint's optimizer has 2 parameter groups, this Adam has 1."),
+        ("sgd", "The checkpoint's optimizer has 2 parameter groups, this SGD has 1."),
+        (
+            "other groups",
+            "The parameters lie in other groups or in another order than when the checkpoint was written",
+        ),
+    ):
+        changed = Work(strategy={"stage": stage}, model={"optimizer": optimizer})
+        refused = run(server, tmp_path, "stopped", changed, reference="last", override=True)
+        assert refused.code == 5, "\n".join([str(refused.outcome.error), *refused.logs(2)])
+        assert why in str(refused.outcome.error)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_another_kind_of_optimizer_is_refused(server: SharedServer, tmp_path: Path, stage: int) -> None:
+    stopped = run(server, tmp_path, "stopped", Work(strategy={"stage": stage}, events=MID_EPOCH))
+    assert stopped.code == 143
+    changed = Work(strategy={"stage": stage}, model={"optimizer": "sgd"})
+    refused = run(server, tmp_path, "stopped", changed, reference="last", override=True)
+    assert refused.code == 5, "\n".join([str(refused.outcome.error), *refused.logs(2)])
+    assert "was written with another optimizer than SGD" in str(refused.outcome.error)
+
+
 def test_what_deepspeed_refuses_is_one_error(server: SharedServer, tmp_path: Path) -> None:
     """float16 on a CPU, for one."""
     work = Work(strategy={"stage": 3}, options={"precision": "16-mixed"})
