@@ -70,6 +70,7 @@ class CheckpointWriter:
         last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         shards: Mapping[str, Any] = _NO_SHARDS,
         *,
+        needed_bytes: int | None = None,
         beside_training: bool = False,
     ) -> Manifest | None:
         """Write and commit now.
@@ -77,6 +78,7 @@ class CheckpointWriter:
         Args:
             shards: the content of further files by their path; a strategy's own.
             last_word: as :func:`ckptrun.checkpoint.commit.commit` has it.
+            needed_bytes: what all ranks write, where others write too.
             beside_training: training goes on meanwhile, and is to lose as little as can be.
 
         Returns:
@@ -91,7 +93,8 @@ class CheckpointWriter:
                 files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
         for path, content in shards.items():
             files[path] = functools.partial(_write_shard, content=content)
-        needed_bytes = size_of(state) + size_of(dict(shards))
+        if needed_bytes is None:
+            needed_bytes = size_of(state) + size_of(dict(shards))
         return self._commit(name, files, manifest, needed_bytes, last_word, past_cache=beside_training)
 
     def begin(
@@ -104,11 +107,13 @@ class CheckpointWriter:
         last_word: Callable[[Manifest], Manifest],
         ended: Callable[[Manifest | None], None],
         shards: Mapping[str, Any] = _NO_SHARDS,
+        needed_bytes: int | None = None,
     ) -> None:
         """Copy the state and have it written by a thread; the save before must have been waited for.
 
         Args:
             last_word: as for :meth:`write`; called in that thread.
+            needed_bytes: as for :meth:`write`.
             ended: called in that thread with what :meth:`wait` is about to give, or None where that raises.
 
         Raises:
@@ -126,7 +131,14 @@ class CheckpointWriter:
                 written = None
                 try:
                     written = self.write(
-                        name, copied, copied_ranks, noted, last_word, copied_shards, beside_training=True
+                        name,
+                        copied,
+                        copied_ranks,
+                        noted,
+                        last_word,
+                        copied_shards,
+                        needed_bytes=needed_bytes,
+                        beside_training=True,
                     )
                     return written
                 finally:
@@ -135,8 +147,11 @@ class CheckpointWriter:
             self._saver.submit(work)
         except NO_MEMORY as error:
             self._say_at_once(name, error)
-            self._at_once = (self.write(name, state, rank_states, manifest, last_word, shards),)
-            ended(self._at_once[0])
+            written = self.write(
+                name, state, rank_states, manifest, last_word, shards, needed_bytes=needed_bytes
+            )
+            self._at_once = (written,)
+            ended(written)
 
     def _say_at_once(self, what: str, error: Exception) -> None:
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -49,7 +49,6 @@ class ShardedWriter(CheckpointWriter):
             self._gathering.forget()
         self._gathering = Gathering(self._strategy, name, self._failed)
         try:
-            needed_bytes *= self._strategy.world_size
             return super()._commit(name, files, manifest, needed_bytes, last_word, past_cache=past_cache)
         finally:
             self._gathering.end()

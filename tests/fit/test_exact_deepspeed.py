@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_work import Event, Played, SharedServer, Work, assert_same, picture, play, shared_server
 
 from ckptrun import Callback
 from ckptrun.callbacks import ModelCheckpoint
+from ckptrun.fit.capture import size_of
 
 pytestmark = pytest.mark.deepspeed
 
@@ -163,3 +166,42 @@ class FailingShard(Callback):
 
 def failing_shards() -> list[Callback]:
     return [ModelCheckpoint(monitor="val_loss", save_top_k=-1), FailingShard()]
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 2), (1, 4)])
+def test_a_save_asks_for_the_room_that_it_takes(
+    server: SharedServer, tmp_path: Path, stage: int, ranks: int
+) -> None:
+    """What all ranks have is written by one of them, so it is counted once."""
+    work = Work(
+        strategy={"stage": stage},
+        options={"max_steps": 2, "limit_val_batches": 0},
+        callbacks=functools.partial(noting_room, str(tmp_path)),
+    )
+    played = done(run(server, tmp_path, "room", work, num_ranks=ranks))
+    folder = Path(played.checkpoints()[0].path)
+    files = [folder / "state.ckpt", *folder.glob("global_step2/*.pt")]
+    tensors = sum(size_of(torch.load(path, weights_only=False)) for path in files)
+    assert int((tmp_path / "needed").read_text()) == tensors > 0
+
+
+class NotesRoom(Callback):
+    """How many bytes the newest commit asks for."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = Path(folder, "needed")
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        from ckptrun.fit import checkpoint_writer
+
+        real = checkpoint_writer.commit
+
+        def commit(*args: Any, needed_bytes: int, **options: Any) -> Any:
+            self._path.write_text(str(needed_bytes))
+            return real(*args, needed_bytes=needed_bytes, **options)
+
+        checkpoint_writer.commit = commit
+
+
+def noting_room(folder: str) -> list[Callback]:
+    return [ModelCheckpoint(every_n_train_steps=2), NotesRoom(folder)]
