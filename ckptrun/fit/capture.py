@@ -547,7 +547,16 @@ def zero_weights(folder: str, manifest: Manifest) -> Mapping[str, Tensor]:
 
 
 def _foreign_weights(found: Foreign) -> Mapping[str, Tensor]:
-    """The weights of what DeepSpeed wrote without ckptrun; nothing tells the checksums of its files."""
+    """The weights of what DeepSpeed wrote without ckptrun; nothing tells the checksums of its files.
+
+    Raises:
+        DamagedCheckpointError: not all of its files are there.
+    """
+    missing = found.missing()
+    if missing:
+        raise DamagedCheckpointError(
+            f"{found.folder}: a checkpoint of DeepSpeed that lacks {', '.join(missing)}"
+        )
     paths = [*found.files.model_states, *found.files.optimizer_states]
     files = tuple(FileRecord(p, os.path.getsize(os.path.join(found.folder, p)), "") for p in paths)
     note = {"stage": found.stage, "tag": found.tag}

@@ -71,7 +71,8 @@ class ZeroWeights(Mapping[str, Tensor]):
             value: Tensor = content["param"] if isinstance(content, dict) else content
             return value.view(self.shapes[name])
         pieces = self._pieces[name]
-        result = torch.empty(math.prod(self.shapes[name]), dtype=pieces[0][0].dtype)
+        dtype = pieces[0][0].dtype if pieces else None
+        result = torch.empty(math.prod(self.shapes[name]), dtype=dtype)
         done = 0
         for flat, start, count in pieces:
             taken = min(count, result.numel() - done)  # the last piece may be padded
