@@ -31,7 +31,7 @@ from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpoi
 from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
 from ckptrun.fit.random_state import RandomState, capture_random_state
-from ckptrun.inspect.deepspeed_files import Foreign, foreign
+from ckptrun.inspect.deepspeed_files import NOTE, Foreign, foreign
 from ckptrun.records import CheckpointRecord, Damage, FileRecord
 from ckptrun.storage.retry import retried
 from ckptrun.strategies.compiled import for_checkpoint, for_module
@@ -543,7 +543,7 @@ def zero_weights(folder: str, manifest: Manifest) -> Mapping[str, Tensor]:
     from ckptrun.strategies.deepspeed import classes_in_files
 
     check_installed()
-    return ZeroWeights(folder, manifest, manifest.extra["deepspeed"], classes_in_files())
+    return ZeroWeights(folder, manifest, manifest.extra[NOTE], classes_in_files())
 
 
 def _foreign_weights(found: Foreign) -> Mapping[str, Tensor]:
@@ -561,7 +561,7 @@ def _foreign_weights(found: Foreign) -> Mapping[str, Tensor]:
     files = tuple(FileRecord(p, os.path.getsize(os.path.join(found.folder, p)), "") for p in paths)
     note = {"stage": found.stage, "tag": found.tag}
     ranks = found.files.num_ranks
-    manifest = Manifest("", 0, 0, 0, "", files, world_size=ranks, extra={"deepspeed": note})
+    manifest = Manifest("", 0, 0, 0, "", files, world_size=ranks, extra={NOTE: note})
     return zero_weights(found.folder, manifest)
 
 
@@ -586,7 +586,7 @@ def read_init_weights(path: str, *, mapped: bool = False) -> Mapping[str, Tensor
                 f"--init-from {path}: a folder without manifest.json, which is no checkpoint.",
                 hint="Name a checkpoint's folder, such as runs/NAME/checkpoints/00000042-step-00001200, or a file.",
             ) from None
-        if "deepspeed" in manifest.extra:
+        if NOTE in manifest.extra:
             return zero_weights(os.path.abspath(path), manifest)
         record = manifest.to_record(os.path.abspath(path))
         loaded: Any = read_checkpoint(record, STATE_FILE, mapped=mapped)

@@ -42,6 +42,7 @@ from ckptrun.fit.checkpoint_writer import CheckpointWriter
 from ckptrun.fit.flight import Flight, PositionKey, Ticket
 from ckptrun.fit.save_books import SaveBooks, noted_again
 from ckptrun.fit.sharded_writer import ShardedWriter
+from ckptrun.inspect.deepspeed_files import NOTE
 from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason
 from ckptrun.run.registry import Registry
 
@@ -656,7 +657,7 @@ class CheckpointService:
 
     def _shards_note(self, step: int) -> dict[str, Any]:
         strategy = self.trainer.strategy
-        return {strategy.name: strategy.shards_note(_tag(step))} if strategy.sharded else {}
+        return {NOTE: strategy.shards_note(_tag(step))} if strategy.sharded else {}
 
 
 def _tag(step: int) -> str:

@@ -24,6 +24,7 @@ from ckptrun.fit.capture import (
 from ckptrun.fit.clearing import freed
 from ckptrun.fit.random_state import capture_random_state, seed_everything
 from ckptrun.fit.sample_order import epoch_seed
+from ckptrun.inspect.deepspeed_files import NOTE
 from ckptrun.records import CheckpointRecord, FreshStart, Stage
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _load_shards(
         IncompatibleError: training cannot go on from these files, or from weights in one piece, with this strategy.
     """
     strategy = trainer.strategy
-    note = manifest_of(answer).extra.get("deepspeed")
+    note = manifest_of(answer).extra.get(NOTE)
     trains = trainer.state.fn == "fit"
     if note is None:
         if trains and strategy.sharded and not strategy.load_full_weights:

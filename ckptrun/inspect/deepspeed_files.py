@@ -18,6 +18,7 @@ from typing import Any
 from ckptrun.errors import NoCheckpointError
 
 LATEST = "latest"
+NOTE = "deepspeed"  # the manifest's key under which stage, tag and format of such files stand
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _PART = "zero_pp_rank_"
@@ -97,7 +98,7 @@ def summary(note: Mapping[str, Any], world_size: int, files: Iterable[tuple[str,
     """What a manifest says of such a checkpoint, for people and programs.
 
     Args:
-        note: the manifest's own, under ``deepspeed``.
+        note: the manifest's own, under :data:`NOTE`.
         files: path and size of each file.
     """
     tag = str(note.get("tag"))

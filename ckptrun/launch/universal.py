@@ -29,13 +29,12 @@ from ckptrun.checkpoint.manifest import Manifest, extend_line, read_manifest
 from ckptrun.checkpoint.rebuild import rebuild_registry
 from ckptrun.checkpoint.verify import verify_checkpoint
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError
+from ckptrun.inspect.deepspeed_files import NOTE as KEY
 from ckptrun.launch.spawned import argv_for
 from ckptrun.processes import last_line, run_unless_stopped
 from ckptrun.records import CheckpointRecord, FreshStart, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.registry import DamagedRegistryError, Registry, edit
-
-KEY = "deepspeed"  # of the note in a manifest
 
 
 @dataclass(frozen=True)
