@@ -212,7 +212,7 @@ class Model(Module):
         skips_on: tuple[int, ...] = (),
         overflows: bool = False,
         lr: float = 0.02,
-        optimizer: bool = True,
+        optimizer: bool | str = True,
         norm: bool = True,
         random: bool = True,
     ) -> None:
@@ -266,10 +266,20 @@ class Model(Module):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return {"which": batch[2], "y": self.net(batch[0])}
 
+    def _optimizer(self) -> torch.optim.Optimizer:
+        first, *others = self.parameters()
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+        groups = {
+            "two groups": [{"params": [first]}, {"params": others}],
+            "other groups": [{"params": others}, {"params": [first]}],
+        }
+        return torch.optim.Adam(groups.get(str(self.optimizer), self.parameters()), lr=self.lr)  # type: ignore[arg-type]
+
     def configure_optimizers(self) -> Any:
         if not self.optimizer:
             return None
-        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        optimizer = self._optimizer()
         if self.scheduler == "plateau":
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
             config = {"scheduler": plateau, "monitor": "rank_loss", "interval": "step", "strict": False}

@@ -16,7 +16,9 @@ from ckptrun.checkpoint.manifest import Manifest, read_manifest
 from ckptrun.errors import DamagedCheckpointError, RunInUseError, UsageError
 from ckptrun.fit.context import RankContext
 from ckptrun.launch.plan import make_plan
+from ckptrun.launch.universal import Writing
 from ckptrun.records import (
+    CheckpointRecord,
     Damage,
     JobFacts,
     Outcome,
@@ -31,6 +33,7 @@ from ckptrun.run.attempts import read_attempts
 from ckptrun.run.folder import RunFolder
 from ckptrun.run.lease import Holder, Lease, read_lease
 from ckptrun.run.registry import Registry, edit
+from ckptrun.session import attempt
 from ckptrun.session.spec import SessionResult, SessionSpec
 from ckptrun.session.story import preview, run_session
 from ckptrun.stop import StopListener
@@ -281,6 +284,48 @@ def test_exactly_the_damaged_one_was_asked_for(folder: RunFolder, reference: str
     assert error is not None
     assert "step 10 is damaged" in error.message
     assert "nearest good one" in (error.hint or "")
+
+
+class Copies:
+    """In place of the conversion to another number of ranks: each answer's copy, which a rank finds damaged."""
+
+    def __init__(self, num_damaged: int) -> None:
+        self.num_damaged = num_damaged
+        self.made: list[str] = []
+
+    def adapted(self, resolution: Resolution, _: Any, by: Writing) -> Resolution:
+        answer, registry = resolution.answer, Registry.load(by.folder.registry)
+        assert isinstance(answer, CheckpointRecord)
+        sequence = registry.committed_sequence + 1
+        name = f"{sequence:08d}-step-{answer.step:08d}"
+        manifest = replace(
+            read_manifest(answer.path), sequence=sequence, files=(), parent=answer.name, line=((1, sequence),)
+        )
+        commit(by.folder.checkpoints_dir, name, {"state.ckpt": lambda file: file.write(b"x")}, manifest)
+        record = manifest.to_record(f"{by.folder.checkpoints_dir}/{name}")
+        edit(by.folder.registry, lambda registry: registry.note_saved(record, []))
+        self.made.append(name)
+        return replace(resolution, answer=record)
+
+    def rank(self, context: RankContext) -> Outcome:
+        taken = context.resolution
+        if len(self.made) > self.num_damaged:
+            return DONE
+        damage = Damage(str(taken.path), "tag/zero/a/fp32.pt", "it is damaged")
+        return Outcome(StopReason.EXCEPTION, error=DamagedCheckpointError(damage.why, damage=damage))
+
+
+@pytest.mark.parametrize(("num_damaged", "code", "num_made"), [(1, 0, 2), (5, 3, 2)])
+def test_a_damaged_copy_is_made_anew_once_from_what_was_asked_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, num_damaged: int, code: int, num_made: int
+) -> None:
+    run(folder, Rank(5, 10))
+    copies = Copies(num_damaged)
+    monkeypatch.setattr(attempt, "adapted", copies.adapted)
+    result = run(folder, copies.rank, reference="step:5")
+    assert result.exit_code == code
+    assert copies.made == [f"{sequence:08d}-step-00000005" for sequence in range(3, 3 + num_made)]
+    assert list(Registry.load(folder.registry).quarantine) == copies.made[:num_damaged]
 
 
 # -- what is never started -----------------------------------------------------------------------------------

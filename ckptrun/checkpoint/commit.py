@@ -57,6 +57,9 @@ class Others(Protocol):
     def wait(self) -> Sequence[FileRecord]:
         """What they have written, durable; raises what kept one of them from it."""
 
+    def settle(self) -> None:
+        """This try has failed: come back once none of them writes any more, as far as that can be waited for."""
+
 
 _UNPUBLISHED: Final = f".{MANIFEST_NAME}.tmp"
 _ROOM: Final = (
@@ -150,6 +153,8 @@ def commit(
         _publish(final)
     except BaseException as error:
         if standing is not None:
+            if others is not None and isinstance(error, Exception):
+                others.settle()  # what they still write would stay
             _discard(checkpoints_dir, standing, name)
         if isinstance(error, CkptrunError) or not isinstance(error, Exception):
             raise
@@ -162,7 +167,8 @@ def write_file(folder: str, path: str, writer: Writer, *, past_cache: bool = Fal
 
     Args:
         folder: the temporary folder of the checkpoint.
-        path: the file's path inside it; folders on the way are made.
+        path: the file's path inside it; folders on the way are made, but never ``folder`` itself: a save that is given
+            up must not come back.
         past_cache: as for :func:`commit`.
 
     Raises:
@@ -171,8 +177,11 @@ def write_file(folder: str, path: str, writer: Writer, *, past_cache: bool = Fal
             instead.
     """
     target = os.path.join(folder, path)
-    if os.path.dirname(path):
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+    inner = folder
+    for part in path.split(os.sep)[:-1]:
+        inner = os.path.join(inner, part)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(inner)
     with open(target, "xb", buffering=0) as raw, _unshared(raw.fileno()):
         around = PastCacheWriter(raw, target) if past_cache else None
         stream = HashingWriter(raw if around is None else around, target)

@@ -23,7 +23,7 @@ from ckptrun.environment.node_list import expand
 from ckptrun.environment.slurm_queue import QueueJob, read_job
 from ckptrun.environment.slurm_successor import successor_of
 from ckptrun.errors import DamagedCheckpointError, UnknownRunError
-from ckptrun.inspect.deepspeed_files import in_words
+from ckptrun.inspect.deepspeed_files import NOTE, in_words
 from ckptrun.inspect.deepspeed_files import summary as summary_of_shards
 from ckptrun.records import Status
 from ckptrun.run.attempts import read_attempts, read_requeues
@@ -232,7 +232,7 @@ def _shards(record: StatusRecord) -> dict[str, Any] | None:
         manifest = read_manifest(record.checkpoint)
     except (OSError, DamagedCheckpointError):
         return None
-    note = manifest.extra.get("deepspeed")
+    note = manifest.extra.get(NOTE)
     if note is None:
         return None
     return summary_of_shards(note, manifest.world_size, [(f.path, f.size_bytes) for f in manifest.files])

@@ -31,7 +31,7 @@ from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpoi
 from ckptrun.fit.configured import check, put_in
 from ckptrun.fit.optimizers import scheduler_state
 from ckptrun.fit.random_state import RandomState, capture_random_state
-from ckptrun.inspect.deepspeed_files import Foreign, foreign
+from ckptrun.inspect.deepspeed_files import NOTE, Foreign, foreign
 from ckptrun.records import CheckpointRecord, Damage, FileRecord
 from ckptrun.storage.retry import retried
 from ckptrun.strategies.compiled import for_checkpoint, for_module
@@ -252,35 +252,44 @@ def has_nan(trainer: Trainer) -> bool:
 
 
 def read_checkpoint(
-    record: CheckpointRecord, name: str, *, classes: Sequence[type] = (), mapped: bool = False
+    record: CheckpointRecord,
+    name: str,
+    *,
+    classes: Sequence[type] = (),
+    mapped: bool = False,
+    files: Mapping[str, FileRecord] | None = None,
 ) -> dict[str, Any]:
     """One file of a checkpoint, its size and checksum verified on the way.
 
     Args:
         mapped: leave the bytes of tensors in the file until they are used.
         classes: plain data classes that a strategy's own file has, besides what an encoded state has.
+        files: those of the manifest by their paths, where many are read.
 
     Raises:
         DamagedCheckpointError: in two reads it is not what the manifest says.
         NoCheckpointError: the disk gives an error that stays, which says nothing about the file.
     """
-    manifest = manifest_of(record)
-    for file in manifest.files:
-        if file.path == name:
-            try:
-                with torch.serialization.safe_globals(list(classes)):
-                    state = (map_state if mapped else read_state)(
-                        os.path.join(record.path, name),
-                        checksum=file.checksum or None,
-                        size_bytes=file.size_bytes,
-                    )
-            except DamagedCheckpointError as error:
-                if error.damage is not None:
-                    error.damage = replace(error.damage, checkpoint=record.path, file=name)
-                raise
-            decoded: dict[str, Any] = state if classes else decode(state)
-            return decoded
-    raise _bad_manifest(record, f"its manifest lists no {name}")
+    if files is None:
+        files = {file.path: file for file in manifest_of(record).files}
+    if name not in files:
+        raise _bad_manifest(record, f"its manifest lists no {name}")
+    with torch.serialization.safe_globals(list(classes)):
+        state = read_verified(record.path, files[name], mapped=mapped)
+    decoded: dict[str, Any] = state if classes else decode(state)
+    return decoded
+
+
+def read_verified(folder: str, file: FileRecord, *, mapped: bool) -> Any:
+    """One file of the checkpoint in ``folder``, as it was written; where it is damaged the error names both."""
+    try:
+        return (map_state if mapped else read_state)(
+            os.path.join(folder, file.path), checksum=file.checksum or None, size_bytes=file.size_bytes
+        )
+    except DamagedCheckpointError as error:
+        if error.damage is not None:
+            error.damage = replace(error.damage, checkpoint=folder, file=file.path)
+        raise
 
 
 def manifest_of(record: CheckpointRecord) -> Manifest:
@@ -469,9 +478,44 @@ def _restore_optimizers(trainer: Trainer, states: list[dict[str, Any]]) -> None:
         trainer.strategy.load_optimizer_state_dict(optimizer, state)
 
 
+def check_groups(trainer: Trainer, states: list[list[dict[str, Any]]]) -> None:
+    """Whether the optimizers go with a sharded checkpoint, by what was set for their groups. Before it is loaded.
+
+    Raises:
+        IncompatibleError: they are others.
+    """
+    hint = "Use the optimizer it was trained with, or start another run from its weights (--run NAME --init-from PATH)."
+    for optimizer, groups in zip(trainer.optimizers, states, strict=True):
+        kind = type(optimizer).__name__
+        if len(groups) != len(optimizer.param_groups):
+            raise IncompatibleError(
+                f"The checkpoint's optimizer has {_counted(len(groups), 'parameter group')}, this {kind} has "
+                f"{len(optimizer.param_groups)}.",
+                hint=hint,
+            )
+        for saved, own in zip(groups, optimizer.param_groups, strict=True):
+            gone = sorted(saved.keys() - own.keys() - optimizer.defaults.keys() - _OF_SCHEDULERS)
+            new = sorted(optimizer.defaults.keys() - saved.keys())
+            if gone and new:  # on one side only, they may have come or gone with a version
+                raise IncompatibleError(
+                    f"The checkpoint was written with another optimizer than {kind}: its parameter groups have "
+                    f"{', '.join(gone)}, and not {', '.join(new)}.",
+                    hint=hint,
+                )
+
+
+_OF_SCHEDULERS = frozenset(
+    ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
+)  # what they note in a group
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _restore_groups(trainer: Trainer, states: list[list[dict[str, Any]]]) -> None:
-    for optimizer, groups in zip(trainer.optimizers, states, strict=False):
-        for group, saved in zip(optimizer.param_groups, groups, strict=False):
+    for optimizer, groups in zip(trainer.optimizers, states, strict=True):
+        for group, saved in zip(optimizer.param_groups, groups, strict=True):
             group.update(saved)
 
 
@@ -499,16 +543,25 @@ def zero_weights(folder: str, manifest: Manifest) -> Mapping[str, Tensor]:
     from ckptrun.strategies.deepspeed import classes_in_files
 
     check_installed()
-    return ZeroWeights(folder, manifest, manifest.extra["deepspeed"], classes_in_files())
+    return ZeroWeights(folder, manifest, manifest.extra[NOTE], classes_in_files())
 
 
 def _foreign_weights(found: Foreign) -> Mapping[str, Tensor]:
-    """The weights of what DeepSpeed wrote without ckptrun; nothing tells the checksums of its files."""
+    """The weights of what DeepSpeed wrote without ckptrun; nothing tells the checksums of its files.
+
+    Raises:
+        DamagedCheckpointError: not all of its files are there.
+    """
+    missing = found.missing()
+    if missing:
+        raise DamagedCheckpointError(
+            f"{found.folder}: a checkpoint of DeepSpeed that lacks {', '.join(missing)}"
+        )
     paths = [*found.files.model_states, *found.files.optimizer_states]
     files = tuple(FileRecord(p, os.path.getsize(os.path.join(found.folder, p)), "") for p in paths)
     note = {"stage": found.stage, "tag": found.tag}
     ranks = found.files.num_ranks
-    manifest = Manifest("", 0, 0, 0, "", files, world_size=ranks, extra={"deepspeed": note})
+    manifest = Manifest("", 0, 0, 0, "", files, world_size=ranks, extra={NOTE: note})
     return zero_weights(found.folder, manifest)
 
 
@@ -533,7 +586,7 @@ def read_init_weights(path: str, *, mapped: bool = False) -> Mapping[str, Tensor
                 f"--init-from {path}: a folder without manifest.json, which is no checkpoint.",
                 hint="Name a checkpoint's folder, such as runs/NAME/checkpoints/00000042-step-00001200, or a file.",
             ) from None
-        if "deepspeed" in manifest.extra:
+        if NOTE in manifest.extra:
             return zero_weights(os.path.abspath(path), manifest)
         record = manifest.to_record(os.path.abspath(path))
         loaded: Any = read_checkpoint(record, STATE_FILE, mapped=mapped)

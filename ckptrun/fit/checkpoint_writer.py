@@ -34,6 +34,7 @@ from ckptrun.fit.capture import STATE_FILE, rank_file, size_of
 if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext
 
+NO_MEMORY = (MemoryError, RuntimeError)  # torch's out-of-memory errors are RuntimeErrors
 _RETRY_AFTER_S = (0.5, 2.0)
 _WORTH_PREPARING_BYTES = 16 << 20
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
@@ -69,6 +70,7 @@ class CheckpointWriter:
         last_word: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         shards: Mapping[str, Any] = _NO_SHARDS,
         *,
+        needed_bytes: int | None = None,
         beside_training: bool = False,
     ) -> Manifest | None:
         """Write and commit now.
@@ -76,6 +78,7 @@ class CheckpointWriter:
         Args:
             shards: the content of further files by their path; a strategy's own.
             last_word: as :func:`ckptrun.checkpoint.commit.commit` has it.
+            needed_bytes: what all ranks write, where others write too.
             beside_training: training goes on meanwhile, and is to lose as little as can be.
 
         Returns:
@@ -90,7 +93,8 @@ class CheckpointWriter:
                 files[rank_file(rank_state["rank"])] = functools.partial(write_state, state=rank_state)
         for path, content in shards.items():
             files[path] = functools.partial(_write_shard, content=content)
-        needed_bytes = size_of(state) + size_of(dict(shards))
+        if needed_bytes is None:
+            needed_bytes = size_of(state) + size_of(dict(shards))
         return self._commit(name, files, manifest, needed_bytes, last_word, past_cache=beside_training)
 
     def begin(
@@ -103,11 +107,13 @@ class CheckpointWriter:
         last_word: Callable[[Manifest], Manifest],
         ended: Callable[[Manifest | None], None],
         shards: Mapping[str, Any] = _NO_SHARDS,
+        needed_bytes: int | None = None,
     ) -> None:
         """Copy the state and have it written by a thread; the save before must have been waited for.
 
         Args:
             last_word: as for :meth:`write`; called in that thread.
+            needed_bytes: as for :meth:`write`.
             ended: called in that thread with what :meth:`wait` is about to give, or None where that raises.
 
         Raises:
@@ -125,18 +131,31 @@ class CheckpointWriter:
                 written = None
                 try:
                     written = self.write(
-                        name, copied, copied_ranks, noted, last_word, copied_shards, beside_training=True
+                        name,
+                        copied,
+                        copied_ranks,
+                        noted,
+                        last_word,
+                        copied_shards,
+                        needed_bytes=needed_bytes,
+                        beside_training=True,
                     )
                     return written
                 finally:
                     ended(written)
 
             self._saver.submit(work)
-        except (MemoryError, RuntimeError) as error:  # torch's out-of-memory errors are RuntimeErrors
-            reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-            self._context.say(f"{name} cannot be copied ({reason}): training waits until it is written.")
-            self._at_once = (self.write(name, state, rank_states, manifest, last_word, shards),)
-            ended(self._at_once[0])
+        except NO_MEMORY as error:
+            self._say_at_once(name, error)
+            written = self.write(
+                name, state, rank_states, manifest, last_word, shards, needed_bytes=needed_bytes
+            )
+            self._at_once = (written,)
+            ended(written)
+
+    def _say_at_once(self, what: str, error: Exception) -> None:
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        self._context.say(f"{what} cannot be copied ({reason}): training waits until it is written.")
 
     def wait(self) -> Manifest | None:
         """Wait for what :meth:`begin` began, and give what :meth:`write` gives."""

@@ -42,6 +42,7 @@ from ckptrun.fit.checkpoint_writer import CheckpointWriter
 from ckptrun.fit.flight import Flight, PositionKey, Ticket
 from ckptrun.fit.save_books import SaveBooks, noted_again
 from ckptrun.fit.sharded_writer import ShardedWriter
+from ckptrun.inspect.deepspeed_files import NOTE
 from ckptrun.records import CheckpointRecord, SavedCheckpoint, SaveReason
 from ckptrun.run.registry import Registry
 
@@ -131,10 +132,8 @@ class CheckpointService:
             raise own or failure
         return value  # type: ignore[no-any-return]
 
-    def _rank_states(self, boundary: Boundary | None) -> list[Any]:
-        """Every rank's own state, on rank 0; where this rank is alone, its own."""
-        rank = self.trainer.strategy.rank
-        own = encode(capture_rank(self.trainer, boundary), rank_file(rank))
+    def _gathered(self, own: T) -> list[T]:
+        """Every rank's, on rank 0; where this rank is alone, its own."""
         if self.alone or self.trainer.world_size == 1:
             return [own]
         return self.trainer.strategy.gather(own) or []
@@ -156,15 +155,25 @@ class CheckpointService:
         files = strategy.collect(tag=tag, weights_only=weights_only)
         return {**files, "latest": tag} if self._writes else files
 
-    def _begin_to_write(self, flight: Flight, *what: Any, shards: dict[str, Any]) -> None:
+    def _begin_to_write(
+        self,
+        flight: Flight,
+        state: dict[str, Any],
+        rank_states: list[Any],
+        manifest: Manifest,
+        shards: dict[str, Any],
+    ) -> None:
         name = flight.ticket.name
         if self._writes:
             self.writer.begin(
                 name,
-                *what,
+                state,
+                rank_states,
+                manifest,
                 last_word=functools.partial(self._last_word, flight),
                 ended=functools.partial(self._ended, flight),
                 shards=shards,
+                needed_bytes=flight.size_bytes,
             )
         elif isinstance(self.writer, ShardedWriter):
             self.writer.begin_to_assist(name, shards)
@@ -176,10 +185,15 @@ class CheckpointService:
         rank_states: list[Any],
         manifest: Manifest,
         shards: dict[str, Any],
+        needed_bytes: int,
     ) -> Manifest | None:
         if not self._writes and isinstance(self.writer, ShardedWriter) and not self.alone:
             self.writer.assist(name, shards)
-        return self._shared(lambda: self.writer.write(name, state, rank_states, manifest, shards=shards))
+        return self._shared(
+            lambda: self.writer.write(
+                name, state, rank_states, manifest, shards=shards, needed_bytes=needed_bytes
+            )
+        )
 
     # -- beginning -----------------------------------------------------------------------------------
 
@@ -335,19 +349,21 @@ class CheckpointService:
         flight: Flight | None = None
         written: Manifest | None = None
         try:
-            rank_states = self._rank_states(boundary)
+            # All ranks do this in this order: DeepSpeed's part is collected by all at once, and then all are heard.
+            own = encode(capture_rank(self.trainer, boundary), rank_file(self.trainer.strategy.rank))
             state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
             shards = self._collect(state["global_step"], weights_only=weights_only)
+            heard = self._gathered((own, sum(map(size_of, shards.values()))))
+            rank_states = [rank_state for rank_state, _ in heard]
+            needed_bytes = size_of(state) + sum(size_bytes for _, size_bytes in heard)
             manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)
             if self.trainer.context.async_save and reason in _IN_THE_BACKGROUND and not self.alone:
-                flight = Flight(
-                    ticket, key, owner, size_of(state), self._entries(), self.resumed, [*replaces]
-                )
+                flight = Flight(ticket, key, owner, needed_bytes, self._entries(), self.resumed, [*replaces])
                 flight.undo += [] if undo is None else [undo]
-                self._begin_to_write(flight, state, rank_states, manifest, shards=shards)
+                self._begin_to_write(flight, state, rank_states, manifest, shards)
                 self._flight = flight
             else:
-                written = self._write(ticket.name, state, rank_states, manifest, shards)
+                written = self._write(ticket.name, state, rank_states, manifest, shards, needed_bytes)
         finally:
             blocked_s = time.monotonic() - started
             if self._flight is None:
@@ -641,7 +657,7 @@ class CheckpointService:
 
     def _shards_note(self, step: int) -> dict[str, Any]:
         strategy = self.trainer.strategy
-        return {strategy.name: strategy.shards_note(_tag(step))} if strategy.sharded else {}
+        return {NOTE: strategy.shards_note(_tag(step))} if strategy.sharded else {}
 
 
 def _tag(step: int) -> str:

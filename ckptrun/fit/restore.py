@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckptrun.errors import IncompatibleError
 from ckptrun.fit.capture import (
     STATE_FILE,
+    check_groups,
     manifest_of,
     rank_file,
     read_checkpoint,
@@ -23,6 +24,7 @@ from ckptrun.fit.capture import (
 from ckptrun.fit.clearing import freed
 from ckptrun.fit.random_state import capture_random_state, seed_everything
 from ckptrun.fit.sample_order import epoch_seed
+from ckptrun.inspect.deepspeed_files import NOTE
 from ckptrun.records import CheckpointRecord, FreshStart, Stage
 
 if TYPE_CHECKING:
@@ -49,19 +51,21 @@ def begin_restore(trainer: Trainer) -> dict[str, Any] | None:
     trainer.enter(Stage.RESTORE)
     started = time.monotonic()
     state = read_checkpoint(answer, STATE_FILE)
-    restore_weights(trainer, state, _load_shards(trainer, answer))
+    restore_weights(trainer, state, _load_shards(trainer, answer, state))
     trainer.context.restore_s += time.monotonic() - started
     return state
 
 
-def _load_shards(trainer: Trainer, answer: CheckpointRecord) -> Callable[[], None] | None:
+def _load_shards(
+    trainer: Trainer, answer: CheckpointRecord, state: dict[str, Any]
+) -> Callable[[], None] | None:
     """What puts the weights in where they lie in a strategy's own files; None where they lie in ``state.ckpt``.
 
     Raises:
         IncompatibleError: training cannot go on from these files, or from weights in one piece, with this strategy.
     """
     strategy = trainer.strategy
-    note = manifest_of(answer).extra.get("deepspeed")
+    note = manifest_of(answer).extra.get(NOTE)
     trains = trainer.state.fn == "fit"
     if note is None:
         if trains and strategy.sharded and not strategy.load_full_weights:
@@ -76,10 +80,12 @@ def _load_shards(trainer: Trainer, answer: CheckpointRecord) -> Callable[[], Non
             hint=f"Start a run from its weights: --run NAME --ckpt none --init-from {answer.path}",
         )
     if trains:
+        check_groups(trainer, state.get("optimizer_groups", []))
+        classes, files = strategy.classes(), {file.path: file for file in manifest_of(answer).files}
         return lambda: strategy.load_sharded(
             answer.path,
             tag=note["tag"],
-            read=lambda path: read_checkpoint(answer, path, classes=strategy.classes()),
+            read=lambda path: read_checkpoint(answer, path, classes=classes, files=files),
             universal=note.get("universal", False),
         )
     return lambda: strategy.load_model_state_dict(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckptrun.checkpoint.commit import Others
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.checkpoint.snapshot import Snapshot
-from ckptrun.fit.checkpoint_writer import CheckpointWriter
+from ckptrun.fit.checkpoint_writer import NO_MEMORY, CheckpointWriter
 from ckptrun.fit.shards import Gathering, assist
 from ckptrun.strategies.strategy import Strategy
 
@@ -49,7 +49,6 @@ class ShardedWriter(CheckpointWriter):
             self._gathering.forget()
         self._gathering = Gathering(self._strategy, name, self._failed)
         try:
-            needed_bytes *= self._strategy.world_size
             return super()._commit(name, files, manifest, needed_bytes, last_word, past_cache=past_cache)
         finally:
             self._gathering.end()
@@ -69,10 +68,18 @@ class ShardedWriter(CheckpointWriter):
         assist(self._strategy, name, shards, self._failed)
 
     def begin_to_assist(self, name: str, shards: Mapping[str, Any]) -> None:
-        """Copy this rank's part and have it written by a thread."""
-        copied = self._snapshot.take(dict(shards))
+        """Copy this rank's part and have it written by a thread.
 
-        def work() -> None:
-            assist(self._strategy, name, copied, self._failed, past_cache=True)
+        Raises:
+            SaveError: there was no memory for the copy, so it was written at once; as :meth:`assist`.
+        """
+        try:
+            copied = self._snapshot.take(dict(shards))
 
-        self._saver.submit(work)
+            def work() -> None:
+                assist(self._strategy, name, copied, self._failed, past_cache=True)
+
+            self._saver.submit(work)
+        except NO_MEMORY as error:
+            self._say_at_once(f"Rank {self._strategy.rank}'s part of {name}", error)
+            self.assist(name, shards)

@@ -12,6 +12,7 @@ folder or a manifest a rank, which a reader would have to put together and which
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -44,22 +45,30 @@ class Gathering:
         self._name = name
         self._failed = failed
         self._try = 0
+        self._patience = _Patience(failed)
 
     def begin(self, temporary: str) -> None:
         self._try += 1
+        self._patience = _Patience(self._failed)
         self._strategy.post(_begun(self._name, self._try), temporary.encode())
 
     def wait(self) -> Sequence[FileRecord]:
         records: list[FileRecord] = []
         for rank in range(1, self._strategy.world_size):
-            key = _written(self._name, self._try, rank)
-            told = json.loads(
-                _look(self._strategy, [key], self._failed, f"rank {rank} has not written its part")
-            )
+            told = json.loads(self._heard(rank))
             if told["error"] is not None:
                 raise OSError(*told["error"])
             records += [FileRecord(**file) for file in told["files"]]
         return records
+
+    def settle(self) -> None:
+        for rank in range(1, self._strategy.world_size):
+            with contextlib.suppress(Exception):  # what led here is what is told
+                self._heard(rank)
+
+    def _heard(self, rank: int) -> bytes:
+        key = _written(self._name, self._try, rank)
+        return _look(self._strategy, [key], self._patience, f"rank {rank} has not written its part")
 
     def end(self) -> None:
         """No other try will be made."""
@@ -93,7 +102,7 @@ def assist(
     over, number = _over(name), 1
     while True:
         begun = _begun(name, number)
-        _look(strategy, [begun, over], failed, "the rank that commits says nothing")
+        _look(strategy, [begun, over], _Patience(failed), "the rank that commits says nothing")
         folder = strategy.look(begun)
         if folder is None:
             return
@@ -117,18 +126,28 @@ def _write(folder: str, files: Mapping[str, Any], past_cache: bool) -> dict[str,
     return {"error": None, "files": [asdict(record) for record in records]}
 
 
-def _look(strategy: Strategy, keys: Sequence[str], failed: Callable[[], bool], what: str) -> bytes:
+class _Patience:
+    """For as long as no rank has failed, and a little longer."""
+
+    def __init__(self, failed: Callable[[], bool]) -> None:
+        self._failed = failed
+        self._ends_at: float | None = None
+
+    def is_over(self) -> bool:
+        if self._ends_at is None and self._failed():
+            self._ends_at = time.monotonic() + _AFTER_FAILURE_S
+        return self._ends_at is not None and time.monotonic() > self._ends_at
+
+
+def _look(strategy: Strategy, keys: Sequence[str], patience: _Patience, what: str) -> bytes:
     """What stands under the first of ``keys`` under which something stands."""
-    gives_up_at: float | None = None
     while True:
         for key in keys:
             value = strategy.look(key)
             if value is not None:
                 return value
-        if failed():
-            gives_up_at = gives_up_at or time.monotonic() + _AFTER_FAILURE_S
-            if time.monotonic() > gives_up_at:
-                raise SaveError(f"A save needs every rank, and one has failed: {what}.")
+        if patience.is_over():
+            raise SaveError(f"A save needs every rank, and one has failed: {what}.")
         time.sleep(_LOOK_EVERY_S)
 
 

@@ -18,7 +18,6 @@ Facts: deepspeed.utils.zero_to_fp32, which holds the layout of stage 3; ``param_
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +25,8 @@ import torch
 from torch import Tensor
 
 from ckptrun.checkpoint.manifest import Manifest
-from ckptrun.checkpoint.state_file import map_state
 from ckptrun.errors import DamagedCheckpointError
+from ckptrun.fit.capture import read_verified
 from ckptrun.inspect.deepspeed_files import DeepSpeedFiles
 
 Piece = tuple[Tensor, int, int]  # a flat tensor, where in it, how many numbers
@@ -44,7 +43,7 @@ class ZeroWeights(Mapping[str, Tensor]):
         self, folder: str, manifest: Manifest, note: Mapping[str, Any], classes: Sequence[type]
     ) -> None:
         self._folder = folder
-        self._checksums = {file.path: file for file in manifest.files}
+        self._records = {file.path: file for file in manifest.files}
         self._classes: list[Any] = list(classes)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[Piece]] = {}
@@ -72,7 +71,8 @@ class ZeroWeights(Mapping[str, Tensor]):
             value: Tensor = content["param"] if isinstance(content, dict) else content
             return value.view(self.shapes[name])
         pieces = self._pieces[name]
-        result = torch.empty(math.prod(self.shapes[name]), dtype=pieces[0][0].dtype)
+        dtype = pieces[0][0].dtype if pieces else None
+        result = torch.empty(math.prod(self.shapes[name]), dtype=dtype)
         done = 0
         for flat, start, count in pieces:
             taken = min(count, result.numel() - done)  # the last piece may be padded
@@ -159,11 +159,8 @@ class ZeroWeights(Mapping[str, Tensor]):
                     table[alias] = table[name]
 
     def _mapped(self, path: str) -> Any:
-        file = self._checksums[path]
         with torch.serialization.safe_globals(self._classes):
-            return map_state(
-                os.path.join(self._folder, path), checksum=file.checksum or None, size_bytes=file.size_bytes
-            )
+            return read_verified(self._folder, self._records[path], mapped=True)
 
 
 def _cut(flats: Sequence[Tensor], start: int, count: int) -> Iterator[Piece]:

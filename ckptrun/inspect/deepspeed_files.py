@@ -1,4 +1,4 @@
-"""Which of a checkpoint's files are DeepSpeed's, and what does each hold, by its name alone?
+"""Which of a checkpoint's files are DeepSpeed's, what does each hold by its name, and which are missing?
 
 latest                                                   the tag, as text
 TAG/mp_rank_00_model_states.pt                           the model; stages 0 to 2
@@ -15,9 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptrun.errors import NoCheckpointError
+
 LATEST = "latest"
+NOTE = "deepspeed"  # the manifest's key under which stage, tag and format of such files stand
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_PART = "zero_pp_rank_"
+_ENDS = re.compile(r"_(?:optim|model)_states\.pt$")
 _PARAMETER = re.compile(r"zero/(.+)/fp32\.pt")
 
 
@@ -53,32 +58,47 @@ class DeepSpeedFiles:
         """Ranks that wrote a part; 1 where one rank wrote all."""
         return max(len(self.optimizer_states), len(self.model_states), 1)
 
-    def missing(self) -> list[str]:
-        """Names of parts that have to be there, going by those that are."""
+    @property
+    def model_in_parts(self) -> bool:
+        """Whether each rank wrote its part of the model too: stage 3."""
+        return any(_PART in os.path.basename(path) for path in self.model_states)
+
+    def missing(self, num_ranks: int = 0) -> list[str]:
+        """Names of parts that have to be there.
+
+        Args:
+            num_ranks: that wrote them, where that is known; each that has a part here did.
+        """
+        parts = {"_optim_states.pt": self.optimizer_states}
+        if self.model_in_parts:
+            parts["_model_states.pt"] = self.model_states
+        given = [path for paths in parts.values() for path in paths]
+        count = max([num_ranks, *(_rank(path) + 1 for path in given)])
         gone = []
-        for files, pattern in ((self.optimizer_states, _OPTIMIZER), (self.model_states, _MODEL)):
-            ranks = [
-                (int(match[1] or 0), path)
-                for path in files
-                if (match := pattern.fullmatch(os.path.basename(path)))
-            ]
-            if not ranks:
-                continue
-            example = ranks[-1][1]
-            present = {rank for rank, _ in ranks}
+        for end, paths in parts.items():
+            present = set(map(_rank, paths))
+            example = next((p for p in (*paths, *given)), None)  # stage 0 has none
             gone += [
-                re.sub(r"zero_pp_rank_\d+", f"zero_pp_rank_{rank}", example)
-                for rank in range(max(present))
-                if rank not in present
+                _ENDS.sub(end, re.sub(rf"{_PART}\d+", f"{_PART}{rank}", example))
+                for rank in range(count)
+                if example is not None and rank not in present
             ]
+        if not self.model_states:
+            folder = os.path.dirname(self.optimizer_states[0]) if self.optimizer_states else ""
+            gone.append(os.path.join(folder, "*mp_rank_00_model_states.pt"))
         return gone
+
+
+def _rank(path: str) -> int:
+    match = re.search(rf"{_PART}(\d+)", os.path.basename(path))
+    return int(match[1]) if match else 0
 
 
 def summary(note: Mapping[str, Any], world_size: int, files: Iterable[tuple[str, int]]) -> dict[str, Any]:
     """What a manifest says of such a checkpoint, for people and programs.
 
     Args:
-        note: the manifest's own, under ``deepspeed``.
+        note: the manifest's own, under :data:`NOTE`.
         files: path and size of each file.
     """
     tag = str(note.get("tag"))
@@ -111,9 +131,34 @@ class Foreign:
     @property
     def stage(self) -> int:
         """3, or 1 for the stages 1 and 2 (whose files look alike), or 0."""
-        if not self.files.optimizer_states:
-            return 0
-        return 3 if "zero_pp_rank" in os.path.basename(self.files.model_states[0]) else 1
+        if self.files.model_in_parts:
+            return 3
+        return 1 if self.files.optimizer_states else 0
+
+    def missing(self) -> list[str]:
+        """Names of parts that have to be there, by the names of the others and by what one of them says."""
+        return self.files.missing(self._num_ranks())
+
+    def _num_ranks(self) -> int:
+        """Ranks that wrote it, as a file of it says; 0 where none does."""
+        from ckptrun.inspect.torch_file import read_torch_file  # which most commands do without
+
+        for path in (*self.files.model_states[:1], *self.files.optimizer_states[:1]):
+            try:
+                state = read_torch_file(os.path.join(self.folder, path)).root
+            except NoCheckpointError:
+                continue  # whoever reads it says so
+            counts = _counts(state) if isinstance(state, dict) else []
+            if counts:
+                return max(counts)
+        return 0
+
+
+def _counts(state: Mapping[str, Any]) -> list[int]:
+    inner = state.get("optimizer_state_dict")
+    given = inner.get("partition_count") if isinstance(inner, Mapping) else None
+    found = [state.get("dp_world_size"), *(given if isinstance(given, list) else [given])]
+    return [each for each in found if type(each) is int]
 
 
 def foreign(path: str) -> Foreign | None:
@@ -136,7 +181,7 @@ def foreign(path: str) -> Foreign | None:
             return None
         names = os.listdir(os.path.join(folder, tag))
     files = DeepSpeedFiles.of(f"{tag}/{name}" for name in names)
-    return Foreign(folder, tag, files) if files.model_states else None
+    return Foreign(folder, tag, files) if files.model_states or files.optimizer_states else None
 
 
 def is_tag_folder(names: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptrun.inspect.checkpoint_folder import MANIFEST, Located, locate
-from ckptrun.inspect.deepspeed_files import summary
+from ckptrun.inspect.deepspeed_files import NOTE, summary
 from ckptrun.inspect.pickle_values import SCALARS, Instance
 from ckptrun.inspect.torch_calls import is_foreign
 from ckptrun.inspect.torch_file import TorchFile, read_torch_file
@@ -168,7 +168,7 @@ _SAVED_KEYS = (
 def _shards(located: Located) -> dict[str, Any] | None:
     """What the manifest says of DeepSpeed's files."""
     manifest = located.manifest or {}
-    note = manifest.get("deepspeed")
+    note = manifest.get(NOTE)
     if not isinstance(note, dict):
         return None
     files = [(entry["path"], entry["size_bytes"]) for entry in located.files]

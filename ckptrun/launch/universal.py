@@ -30,14 +30,14 @@ from ckptrun.checkpoint.manifest import Manifest, extend_line, read_manifest
 from ckptrun.checkpoint.rebuild import rebuild_registry
 from ckptrun.checkpoint.verify import verify_checkpoint
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, SaveError
+from ckptrun.inspect.deepspeed_files import NOTE as KEY
 from ckptrun.launch.spawned import argv_for
 from ckptrun.processes import last_line, run_unless_stopped
 from ckptrun.records import CheckpointRecord, FreshStart, Resolution, ResolutionError
 from ckptrun.run.folder import RunFolder
-from ckptrun.run.registry import edit
+from ckptrun.run.registry import DamagedRegistryError, Registry, edit
 
 _FULL_BYTES = 1 << 20  # a disk with less left is full, whatever a tool says that met its end
-KEY = "deepspeed"  # of the note in a manifest
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,13 @@ def adapted(resolution: Resolution, wanted: Wanted, by: Writing) -> Resolution |
 
 def _made_before(folder: RunFolder, answer: CheckpointRecord) -> CheckpointRecord | None:
     catalogue = Catalogue(folder.checkpoints_dir)
+    try:
+        damaged = Registry.load(folder.registry).quarantine
+    except (FileNotFoundError, DamagedRegistryError):
+        damaged = {}
     for name, manifest in catalogue.manifests():
         note = manifest.extra.get(KEY) or {}
-        if note.get("of") == [answer.run_id, answer.name]:
+        if name not in damaged and note.get("of") == [answer.run_id, answer.name]:
             found = catalogue.examine(name)
             if isinstance(found, CheckpointRecord):
                 return found

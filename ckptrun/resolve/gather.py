@@ -138,7 +138,7 @@ def _deepspeed(path: str) -> OtherFile | None:
     found = foreign(path)
     if found is None:
         return None
-    missing = found.files.missing()
+    missing = found.missing()
     if missing:
         return OtherFile(
             path, "not-a-checkpoint", f"a checkpoint of DeepSpeed that lacks {', '.join(missing)}"

@@ -6,8 +6,11 @@ import hashlib
 import os
 from dataclasses import replace
 
+from ckptrun.checkpoint.manifest import MANIFEST_NAME
+from ckptrun.errors import NoCheckpointError
+from ckptrun.inspect.deepspeed_files import foreign
 from ckptrun.launch.universal import Wanted, problem
-from ckptrun.records import CheckpointRecord, Damage, Resolution
+from ckptrun.records import CheckpointRecord, Damage, FreshStart, Resolution, ResolutionError
 from ckptrun.resolve.finished import nothing_left
 from ckptrun.resolve.gather import Gathered, gather, resolve_gathered
 from ckptrun.resolve.quarantine import nothing_else
@@ -33,10 +36,31 @@ def resolve(spec: SessionSpec) -> tuple[Gathered, Resolution]:
     if resolution.error is None and spec.check_config is not None:
         error, warnings = spec.check_config(spec.folder, resolution)
         resolution = replace(resolution, error=error, warnings=(*resolution.warnings, *warnings))
+    if resolution.error is None:
+        resolution = replace(resolution, error=_not_whole(resolution))
     if resolution.error is None and spec.fn == "fit":
         error = problem(resolution, wanted(spec))
         resolution = resolution if error is None else replace(resolution, error=error)
     return gathered, resolution
+
+
+def _not_whole(resolution: Resolution) -> ResolutionError | None:
+    """Why weights cannot be had from what DeepSpeed wrote without ckptrun; None where nothing says so."""
+    start = resolution.answer
+    path = start.init_from if isinstance(start, FreshStart) else None
+    if path is None or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+        return None
+    try:
+        found = foreign(path)
+    except OSError:
+        return None  # whoever reads it says so
+    missing = [] if found is None else found.missing()
+    if not missing:
+        return None
+    why = f"--init-from {path}: a checkpoint of DeepSpeed that lacks {', '.join(missing)}."
+    return ResolutionError(
+        NoCheckpointError.exit_code, why, "Copy what is missing there, or name another one."
+    )
 
 
 def wanted(spec: SessionSpec) -> Wanted:

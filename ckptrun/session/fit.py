@@ -97,11 +97,14 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
     """Attempts until one ends as it should, or no restart helps any more; each is resolved anew."""
     tried: list[Tried] = []
     committed = gathered.registry.committed_sequence
+    chosen, damaged_copies = spec, 0
     while True:
         result = run_attempt(spec, lease, gathered, resolution)
         outcome = result.outcome
         assert outcome is not None
-        damage = found_damage(outcome.error, resolution)
+        used = result.resolution or resolution  # a converted copy of what was chosen, it may be
+        damage = found_damage(outcome.error, used)
+        damaged_copy = damage is not None and used.path != resolution.path
         if damage is None:
             tried.append(_tried(outcome, resolution))
             why = give_up(tried, spec.max_restarts)
@@ -113,13 +116,17 @@ def _attempts(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution: R
         elif spec.listener.request is not None:
             return result
         else:  # no restart: nothing was trained, and each time another checkpoint is taken
-            spec.echo(quarantine(spec.folder, damage, writer_of(resolution)))
+            spec.echo(quarantine(spec.folder, damage, writer_of(used)))
+            damaged_copies += damaged_copy
+            if damaged_copies > 1:  # each time another one is made, and this disk spoils them
+                return result
         if not ready_again(spec):
             return result
-        gathered, again = resolve(spec)
-        if gathered.registry.committed_sequence > committed:
+        gathered, again = resolve(chosen)
+        if gathered.registry.committed_sequence > committed and not damaged_copy:
             # What was given holds for the first start; once something is saved, the newest save counts.
-            gathered, again = resolve(replace(spec, reference="last", pin=None))
+            chosen = replace(spec, reference="last", pin=None)
+            gathered, again = resolve(chosen)
         again = not_the_same(again, damage)
         spec.on_resolution(again)
         if again.error is not None:

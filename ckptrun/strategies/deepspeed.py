@@ -8,7 +8,8 @@
 The engine wraps the user's module itself, so that weights keep their names; for the length of one call the module's
 ``forward`` is ``training_step``. Reading and writing go through a checkpoint engine of ours in place of DeepSpeed's, so
 that a save can be copied first and written in the background, is hashed on its way, and is read as everything else:
-verified, and with ``weights_only=True``.
+verified, and with ``weights_only=True``. What DeepSpeed reads past that engine, the universal format's files, is read
+the same way (:func:`loading_through`).
 
 Facts: deepspeed.initialize, DeepSpeedEngine (set_gradient_accumulation_boundary, save_checkpoint, load_checkpoint),
 deepspeed.runtime.checkpoint_engine (save and load are all that touch files).
@@ -289,20 +290,31 @@ class DeepSpeedStrategy(RanksStrategy):
             read: gives the verified content of a file, by its path inside the checkpoint.
 
         Raises:
-            IncompatibleError: the weights do not fit the model.
+            IncompatibleError: the weights do not fit the model, or the optimizer's state the optimizer.
         """
+        from deepspeed.runtime.zero.utils import ZeRORuntimeException
+
         engine = self._engine
-        engine.checkpoint_engine = _reader(lambda path: read(os.path.relpath(path, folder)))
+
+        def read_shard(path: str) -> Any:
+            content = read(os.path.relpath(path, folder))
+            if not universal and isinstance(content, dict):
+                self._check_parameters(content.get("param_shapes") or [])
+            return content
+
+        engine.checkpoint_engine = _reader(read_shard)
         engine._config.load_universal_checkpoint = universal
         if universal:
             # All ranks find the model's file under one name, however many there were and are.
             engine._get_all_ckpt_names = lambda folder, tag: [_model_states(os.path.join(folder, tag))]
         try:
-            with _in_silence(), _parts_of_padding(engine.optimizer):
+            with _in_silence(), loading_through(folder, read), _parts_of_padding(engine.optimizer):
                 path, _ = engine.load_checkpoint(folder, tag=tag)
             if universal:
                 self._finish_universal(lambda name: read(f"{tag}/zero/{name}/fp32.pt")["param"])
-        except (RuntimeError, KeyError, AssertionError) as error:
+        except (
+            RuntimeError, LookupError, AssertionError, ValueError, TypeError, AttributeError, ZeRORuntimeException
+        ) as error:  # fmt: skip
             first = str(error).strip().replace("\n\t", " ").split("\n", 1)[0]
             raise IncompatibleError(
                 f"DeepSpeed cannot load {folder}: {type(error).__name__}: {first}",
@@ -314,6 +326,27 @@ class DeepSpeedStrategy(RanksStrategy):
             engine.__dict__.pop("_get_all_ckpt_names", None)
         if path is None:
             raise IncompatibleError(f"DeepSpeed finds no checkpoint of its own in {folder}.")
+
+    def _check_parameters(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Whether the parameters lie in their groups as they did: DeepSpeed's flat tensors have no names.
+
+        Raises:
+            IncompatibleError: the same parameters lie in others, or in another order.
+        """
+        own = self._engine._get_zero_param_shapes() if saved else []
+        then, now = (
+            [(number, name) for number, group in enumerate(groups) for name in group]
+            for groups in (saved, own)
+        )
+        if then == now or {name for _, name in then} != {name for _, name in now}:
+            return  # other parameters than before are told of by DeepSpeed
+        moved = next(before[1] for before, after in zip(then, now, strict=True) if before != after)
+        raise IncompatibleError(
+            f"The parameters lie in other groups or in another order than when the checkpoint was written; {moved} is "
+            "where the difference begins.",
+            hint="Group them as before (sub_group_size and round_robin_gradients too), or start another run from its "
+            "weights (--run NAME --init-from PATH).",
+        )
 
     def load_model_state_dict(self, module: TrainedModule, state: Mapping[str, Any]) -> None:
         """Weights from a plain checkpoint, each parameter as a whole only while it is put in."""
@@ -409,8 +442,8 @@ def _check_held(module: Any, optimizer: Optimizer) -> None:
     if lost:
         more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
         raise MisconfigurationException(
-            f"{', '.join(lost[:3])}{more}: trained, and in no group of the optimizer. In ZeRO stage 3 DeepSpeed does not "
-            "save such a parameter.",
+            f"{', '.join(lost[:3])}{more}: trained, and in no group of the optimizer. In ZeRO stage 3 DeepSpeed "
+            "does not save such a parameter.",
             hint="Give it to the optimizer, or freeze it with requires_grad_(False).",
         )
 
@@ -464,6 +497,29 @@ def _reader(read: Callable[[str], Any]) -> Any:
             return read(path)
 
     return Reader()
+
+
+@contextlib.contextmanager
+def loading_through(folder: str, read: Callable[[str], Any]) -> Iterator[None]:
+    """For a while ``torch.load`` gives what ``read`` makes of a file below ``folder``, and of others weights only.
+
+    The files of the universal format DeepSpeed reads by itself, past its checkpoint engine, and with
+    ``weights_only=False``.
+    """
+    real = torch.load
+
+    def load(f: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(f, str | os.PathLike):
+            path = os.path.relpath(f, folder)
+            if not path.startswith(os.pardir):
+                return read(path)
+        return real(f, *args, **{**options, "weights_only": True})
+
+    torch.load = load
+    try:
+        yield
+    finally:
+        torch.load = real
 
 
 def _model_states(folder: str) -> str:

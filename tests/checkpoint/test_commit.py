@@ -17,7 +17,7 @@ import pytest
 from ckptrun import faults
 from ckptrun.checkpoint.catalogue import Catalogue
 from ckptrun.checkpoint.checksum import checksum_of
-from ckptrun.checkpoint.commit import commit, delete, preflight, sweep
+from ckptrun.checkpoint.commit import commit, delete, preflight, sweep, write_file
 from ckptrun.checkpoint.manifest import Manifest, read_manifest
 from ckptrun.errors import MisconfigurationException, SaveError, UsageError
 from ckptrun.records import CheckpointRecord
@@ -471,3 +471,12 @@ def test_a_manifest_is_json_with_the_bytes_that_were_written(folder: str) -> Non
     ]
     assert document["files"][0]["checksum"].startswith("xxh3_64:")
     assert len(document["files"][0]["checksum"]) == len("xxh3_64:") + 16
+
+
+def test_a_folder_that_is_gone_is_not_made_again_for_one_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_file(str(tmp_path / "gone"), "a/b/c.pt", writes(b"x"))
+    assert os.listdir(tmp_path) == []
+    write_file(str(tmp_path), "a/b/c.pt", writes(b"x"))
+    write_file(str(tmp_path), "a/b/d.pt", writes(b"x"))
+    assert sorted(os.listdir(tmp_path / "a/b")) == ["c.pt", "d.pt"]

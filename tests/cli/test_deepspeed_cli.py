@@ -155,6 +155,10 @@ def test_what_deepspeed_wrote_by_itself(
     refused = run_cli(*FIT, "--run", "other", "--ckpt", str(foreign), cwd=project)
     assert refused.code == 3
     assert "lacks global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt" in refused.stderr
+    refused = run_cli(*FIT, "--run", "other", "--ckpt", "none", "--init-from", str(foreign), cwd=project)
+    assert refused.code == 3, refused
+    assert "that lacks global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt" in refused.stderr
+    assert not (project / "runs/other").exists()  # no rank was started
 
 
 def test_a_plain_checkpoint_is_refused_before_the_ranks_start(

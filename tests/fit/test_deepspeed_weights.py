@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ckptrun.callbacks import ModelCheckpoint
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.checkpoint.state_file import read_state
 from ckptrun.checkpoint.verify import verify_checkpoint
-from ckptrun.errors import IncompatibleError
+from ckptrun.errors import DamagedCheckpointError, IncompatibleError
 from ckptrun.fit.capture import read_init_weights
 
 pytestmark = pytest.mark.deepspeed
@@ -123,6 +124,16 @@ def test_every_strategy_evaluates_it(
     assert found == pytest.approx(metrics["val_loss"], rel=0.3)  # BatchNorm's buffers are rank 0's
     again = run(server, root, name, Work(fn="validate"), strategy="single", num_ranks=1, reference="last")
     assert found == pytest.approx(again.outcome.results[0]["val_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_weights_are_not_put_together_from_some_of_the_parts(root: Path, tmp_path: Path, stage: int) -> None:
+    shutil.copytree(Path(checkpoint(root, f"zero{stage}")) / "global_step6", tmp_path / "global_step6")
+    assert_equal(weights(str(tmp_path)), weights(checkpoint(root, f"zero{stage}")))
+    for path in tmp_path.glob("global_step6/zero_pp_rank_1_*"):
+        path.unlink()
+    with pytest.raises(DamagedCheckpointError, match="lacks global_step6/zero_pp_rank_1_"):
+        weights(str(tmp_path))
 
 
 NOTHING_YET = {"max_epochs": 1, "limit_train_batches": 0, "num_sanity_val_steps": 0}

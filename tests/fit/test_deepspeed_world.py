@@ -20,6 +20,7 @@ from ckptrun.checkpoint.verify import verify_checkpoint
 from ckptrun.errors import IncompatibleError
 from ckptrun.fit.capture import read_init_weights
 from ckptrun.records import ResolutionError
+from ckptrun.run.registry import Registry
 
 pytestmark = pytest.mark.deepspeed
 
@@ -193,6 +194,31 @@ def test_it_is_converted_once_and_weights_are_read_from_it(server: SharedServer,
         reference="last",
     )  # fmt: skip
     assert measured.code == 0, measured.said
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_damaged_copy_is_set_aside_and_made_anew(server: SharedServer, tmp_path: Path, stage: int) -> None:
+    """DeepSpeed itself reads the files of the universal format; they are verified before it is given them."""
+    original = stopped(server, tmp_path, 2, stage).checkpoints()[0]
+    stop = Event("on_train_start", 1, "sigterm", 0)
+
+    def again(command: str) -> Played:
+        played = run(server, tmp_path, 1, stage, stop, reference=original.path, command=("ckptrun", command))
+        assert played.code == 143, "\n".join([str(played.outcome.error), *played.said, *played.logs(1)])
+        return played
+
+    def copies(played: Played) -> list[str]:
+        return [each.name for each in played.checkpoints() if each.name.endswith("-universal")]
+
+    (copy,) = copies(played := again("one"))
+    shard = next(Path(played.folder.checkpoints_dir, copy).glob("*/zero/net.0.weight/fp32.pt"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    played = again("another")
+    assert len(copies(played)) == 2
+    assert list(Registry.load(played.folder.registry).quarantine) == [copy]
+    assert any(f"{copy} is damaged, in two reads" in text for text in played.said)
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_work import Event, Played, SharedServer, Work, assert_same, picture, play, shared_server
 
 from ckptrun import Callback
 from ckptrun.callbacks import ModelCheckpoint
+from ckptrun.fit.capture import size_of
 
 pytestmark = pytest.mark.deepspeed
 
@@ -88,6 +91,35 @@ def test_what_is_trained(server: SharedServer, tmp_path: Path, work: Work) -> No
     assert_same(picture(plain.folder), picture(resumed.folder))
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_another_optimizer_is_refused(server: SharedServer, tmp_path: Path, stage: int) -> None:
+    """Also with --override, which is for values: what DeepSpeed has saved does not go with it."""
+    stop = Work(strategy={"stage": stage}, model={"optimizer": "two groups"}, events=MID_EPOCH)
+    assert run(server, tmp_path, "stopped", stop).code == 143
+    for optimizer, why in (
+        (True, "The checkpoint's optimizer has 2 parameter groups, this Adam has 1."),
+        ("sgd", "The checkpoint's optimizer has 2 parameter groups, this SGD has 1."),
+        (
+            "other groups",
+            "The parameters lie in other groups or in another order than when the checkpoint was written",
+        ),
+    ):
+        changed = Work(strategy={"stage": stage}, model={"optimizer": optimizer})
+        refused = run(server, tmp_path, "stopped", changed, reference="last", override=True)
+        assert refused.code == 5, "\n".join([str(refused.outcome.error), *refused.logs(2)])
+        assert why in str(refused.outcome.error)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_another_kind_of_optimizer_is_refused(server: SharedServer, tmp_path: Path, stage: int) -> None:
+    stopped = run(server, tmp_path, "stopped", Work(strategy={"stage": stage}, events=MID_EPOCH))
+    assert stopped.code == 143
+    changed = Work(strategy={"stage": stage}, model={"optimizer": "sgd"})
+    refused = run(server, tmp_path, "stopped", changed, reference="last", override=True)
+    assert refused.code == 5, "\n".join([str(refused.outcome.error), *refused.logs(2)])
+    assert "was written with another optimizer than SGD" in str(refused.outcome.error)
+
+
 def test_what_deepspeed_refuses_is_one_error(server: SharedServer, tmp_path: Path) -> None:
     """float16 on a CPU, for one."""
     work = Work(strategy={"stage": 3}, options={"precision": "16-mixed"})
@@ -134,3 +166,42 @@ class FailingShard(Callback):
 
 def failing_shards() -> list[Callback]:
     return [ModelCheckpoint(monitor="val_loss", save_top_k=-1), FailingShard()]
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 2), (1, 4)])
+def test_a_save_asks_for_the_room_that_it_takes(
+    server: SharedServer, tmp_path: Path, stage: int, ranks: int
+) -> None:
+    """What all ranks have is written by one of them, so it is counted once."""
+    work = Work(
+        strategy={"stage": stage},
+        options={"max_steps": 2, "limit_val_batches": 0},
+        callbacks=functools.partial(noting_room, str(tmp_path)),
+    )
+    played = done(run(server, tmp_path, "room", work, num_ranks=ranks))
+    folder = Path(played.checkpoints()[0].path)
+    files = [folder / "state.ckpt", *folder.glob("global_step2/*.pt")]
+    tensors = sum(size_of(torch.load(path, weights_only=False)) for path in files)
+    assert int((tmp_path / "needed").read_text()) == tensors > 0
+
+
+class NotesRoom(Callback):
+    """How many bytes the newest commit asks for."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = Path(folder, "needed")
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        from ckptrun.fit import checkpoint_writer
+
+        real = checkpoint_writer.commit
+
+        def commit(*args: Any, needed_bytes: int, **options: Any) -> Any:
+            self._path.write_text(str(needed_bytes))
+            return real(*args, needed_bytes=needed_bytes, **options)
+
+        checkpoint_writer.commit = commit
+
+
+def noting_room(folder: str) -> list[Callback]:
+    return [ModelCheckpoint(every_n_train_steps=2), NotesRoom(folder)]
