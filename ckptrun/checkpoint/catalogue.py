@@ -111,7 +111,7 @@ def examine(folder: str) -> Examined:
         return rejected(f"damaged: {error.message}", committed=True)
     if sequence is not None and sequence != manifest.sequence:
         return rejected(f"its manifest is that of save {manifest.sequence}: the folder was copied or renamed")
-    fault, unreadable = _fault_in_files(folder, manifest)
+    fault, unreadable = fault_in_files(folder, manifest)
     if fault is not None:
         return RejectedRecord(
             name,
@@ -127,8 +127,8 @@ def examine(folder: str) -> Examined:
     return manifest.to_record(folder)
 
 
-def _fault_in_files(folder: str, manifest: Manifest) -> tuple[str | None, bool]:
-    """What is wrong with the files, None where nothing is; and whether that is an I/O error."""
+def fault_in_files(folder: str, manifest: Manifest) -> tuple[str | None, bool]:
+    """What is wrong with the files, None where nothing is; and whether that is an I/O error. Bytes are not read."""
     for file in manifest.files:
         try:
             size_bytes = retried(partial(os.stat, os.path.join(folder, file.path))).st_size

@@ -63,13 +63,23 @@ class Writing:
     may_save: Callable[[], bool]  # the run still is this process's
 
 
-def problem(resolution: Resolution, wanted: Wanted) -> ResolutionError | None:
-    """Why training cannot go on from the answer, whatever is done; None where it can."""
+def problem(resolution: Resolution, wanted: Wanted, *, exact: bool = False) -> ResolutionError | None:
+    """Why training cannot go on from the answer, whatever is done; None where it can.
+
+    Args:
+        exact: to the same bits, which what was converted does not lead to.
+    """
     try:
-        needs_conversion(resolution, wanted)
+        differs = needs_conversion(resolution, wanted)
     except IncompatibleError as error:
         return ResolutionError(error.exit_code, error.message, error.hint)
-    return None
+    if differs is None or not exact:
+        return None
+    return ResolutionError(
+        IncompatibleError.exit_code,
+        f"--exact: {differs}.",
+        "Go on with as many ranks and the stage that it was written with, or leave --exact out.",
+    )
 
 
 def needs_conversion(resolution: Resolution, wanted: Wanted) -> str | None:

@@ -107,6 +107,7 @@ def look_at(path: str) -> Examined | OtherFile:
         if os.path.isfile(path) and _in_a_checkpoint(path):
             folder = os.path.dirname(path)
         elif _in_a_checkpoint(os.path.dirname(path)):
+            os.stat(path)
             folder = os.path.dirname(os.path.dirname(path))  # one of DeepSpeed's shards
         elif os.path.isdir(path) and _in_a_checkpoint(path):
             folder = os.path.dirname(path)  # the folder with them

@@ -6,9 +6,10 @@ import hashlib
 import os
 from dataclasses import replace
 
-from ckptrun.checkpoint.manifest import MANIFEST_NAME
-from ckptrun.errors import NoCheckpointError
-from ckptrun.inspect.deepspeed_files import foreign
+from ckptrun.checkpoint.catalogue import fault_in_files
+from ckptrun.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from ckptrun.errors import DamagedCheckpointError, NoCheckpointError
+from ckptrun.inspect.deepspeed_files import NOTE, foreign
 from ckptrun.launch.universal import Wanted, problem
 from ckptrun.records import CheckpointRecord, Damage, FreshStart, Resolution, ResolutionError
 from ckptrun.resolve.finished import nothing_left
@@ -39,25 +40,30 @@ def resolve(spec: SessionSpec) -> tuple[Gathered, Resolution]:
     if resolution.error is None:
         resolution = replace(resolution, error=_not_whole(resolution))
     if resolution.error is None and spec.fn == "fit":
-        error = problem(resolution, wanted(spec))
+        error = problem(resolution, wanted(spec), exact=spec.exact)
         resolution = resolution if error is None else replace(resolution, error=error)
     return gathered, resolution
 
 
 def _not_whole(resolution: Resolution) -> ResolutionError | None:
-    """Why weights cannot be had from what DeepSpeed wrote without ckptrun; None where nothing says so."""
+    """Why weights cannot be had from shards of DeepSpeed; None where nothing says so."""
     start = resolution.answer
     path = start.init_from if isinstance(start, FreshStart) else None
-    if path is None or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+    if path is None:
         return None
     try:
-        found = foreign(path)
-    except OSError:
+        if os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+            manifest = read_manifest(path)
+            fault = fault_in_files(path, manifest)[0] if NOTE in manifest.extra else None
+        else:
+            found = foreign(path)
+            missing = [] if found is None else found.missing()
+            fault = f"lacks {', '.join(missing)}" if missing else None
+    except (OSError, DamagedCheckpointError):
         return None  # whoever reads it says so
-    missing = [] if found is None else found.missing()
-    if not missing:
+    if fault is None:
         return None
-    why = f"--init-from {path}: a checkpoint of DeepSpeed that lacks {', '.join(missing)}."
+    why = f"--init-from {path}: a checkpoint of DeepSpeed that {fault}."
     return ResolutionError(
         NoCheckpointError.exit_code, why, "Copy what is missing there, or name another one."
     )

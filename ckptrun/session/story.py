@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckptrun.errors import RunInUseError
+from ckptrun.launch.universal import needs_conversion
 from ckptrun.records import Resolution, ResolutionError
 from ckptrun.run.lease import live_holder
-from ckptrun.session.choose import nothing_left_in, resolve
+from ckptrun.session.choose import nothing_left_in, resolve, wanted
 from ckptrun.session.evaluate import run_evaluation
 from ckptrun.session.fit import fit_without_a_trace, run_fit
 from ckptrun.session.job import see_to_the_job
@@ -44,6 +45,11 @@ def preview(spec: SessionSpec) -> tuple[Resolution, int, str | None]:
             "--run.",
         )
         return replace(resolution, error=error), error.exit_code, None
+    fits = spec.fn == "fit" and resolution.error is None
+    differs = needs_conversion(resolution, wanted(spec)) if fits else None
+    if differs is not None:
+        notice = f"{differs}: it will be converted to DeepSpeed's universal format, once"
+        resolution = replace(resolution, notices=(*resolution.notices, notice))
     code = 0 if resolution.error is None else resolution.error.exit_code
     return resolution, code, nothing_left_in(spec, gathered, resolution)
 

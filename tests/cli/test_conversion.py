@@ -159,6 +159,34 @@ def test_the_converter_ends_with_who_started_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_it_is_told_beforehand_and_exact_refuses_it(project: Path, run_cli: Callable[..., Any]) -> None:
+    before, newest = names(project), names(project)[-1]
+    shown = run_cli(*ALONE, "--dry-run", cwd=project)
+    assert shown.code == 0, shown
+    said = f"{newest} was written by 2 ranks in ZeRO stage 1; now there is 1 rank in stage 1"
+    assert f"{said}: it will be converted to DeepSpeed's universal format" in shown.stdout + shown.stderr
+    refused = run_cli(*ALONE, "--exact", cwd=project)
+    assert refused.code == 5
+    assert f"--exact: {said}" in refused.stderr
+    assert names(project) == before
+
+
+def test_weights_whose_shard_is_missing_are_refused_before_the_ranks_start(
+    project: Path, run_cli: Callable[..., Any]
+) -> None:
+    folder = project / "runs/demo/checkpoints" / names(project)[-1]
+    (shard,) = folder.glob("global_step4/*rank_1*optim_states.pt")
+    shard.unlink()
+    begin = ("fit", "-c", "demo.yaml", "--run", "other", "--ckpt", "none", "--init-from", str(folder))
+    refused = run_cli(*begin, cwd=project)
+    assert refused.code == 3, refused
+    assert f"a checkpoint of DeepSpeed that lacks its file global_step4/{shard.name}" in refused.stderr
+    assert not (project / "runs/other").exists()
+    refused = run_cli(*FIT[:-1], str(shard), cwd=project)
+    assert refused.code == 3
+    assert "there is no such file or folder" in refused.stderr
+
+
 def test_a_disk_without_room_is_told_before_anything_is_made(
     project: Path, run_cli: Callable[..., Any]
 ) -> None:
