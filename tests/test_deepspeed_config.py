@@ -171,3 +171,33 @@ def test_a_json_file(tmp_path: Path) -> None:
 def test_clipping_by_value_is_not_deepspeeds() -> None:
     with pytest.raises(MisconfigurationException, match="clips the norm"):
         merged({}, Given(gradient_clip_val=1.0, gradient_clip_algorithm="value"))
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "optimizer.params.lr"),
+        ({"optimizer": {"type": "AdamW", "params": {"betas": ["auto", 0.9]}}}, "optimizer.params.betas.0"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}, "scheduler.params.warmup_num_st"),
+        ({"prescale_gradients": "auto"}, "prescale_gradients"),
+        ({"torch_autocast": "auto"}, "torch_autocast"),
+    ],
+)  # fmt: skip
+def test_an_auto_that_nothing_fills_in_is_refused(config: dict[str, Any], path: str) -> None:
+    with pytest.raises(MisconfigurationException, match=f"strategy.config has {path}.*nothing to fill in"):
+        merged({"config": config}, None)
+
+
+def test_an_auto_that_deepspeed_fills_in() -> None:
+    zero = {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    config = {
+        "zero_optimization": zero,
+        "fp16": {"enabled": False, "loss_scale": "auto"},
+        "data_types": {"keep_in_fp32_modules": "auto"},
+        "steps_per_print": "auto",
+        "zero_allow_untested_optimizer": "auto",
+    }
+    settled = merged({"config": config}, Given())
+    assert settled["zero_optimization"] == {**zero, "stage": 2}
+    assert settled["steps_per_print"] == 2**31
+    assert settled["zero_allow_untested_optimizer"] is True
