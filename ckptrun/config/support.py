@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckptrun import deepspeed_config
+from ckptrun.config.nearest import did_you_mean
 from ckptrun.config.run_config import RunConfig
 from ckptrun.errors import ConfigError, MisconfigurationException
 
@@ -57,6 +58,24 @@ def check_supported(config: RunConfig) -> None:
         raise ConfigError(each.message, place=each.place)
     if _strategy(config) == "deepspeed":
         _check_deepspeed(config)
+
+
+def without_effect(config: RunConfig) -> list[str]:
+    """What is to be said of a config that :func:`check_supported` has passed: keys that DeepSpeed does not read.
+
+    No error, for another version of DeepSpeed may read them.
+    """
+    if _strategy(config) != "deepspeed":
+        return []
+    told = []
+    for name in deepspeed_config.read_config(config.strategy.options.get("config")):
+        if name not in deepspeed_config.KEYS:
+            meant = did_you_mean(str(name), deepspeed_config.KEYS)
+            told.append(
+                f"strategy.config has the key {name!r}, which DeepSpeed is not known to read"
+                + (f". {meant}" if meant else "")
+            )
+    return told
 
 
 def _check_deepspeed(config: RunConfig) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ckptrun.config.load import load_config
 from ckptrun.config.sections import all_options, section_tree
-from ckptrun.config.support import check_supported, unsupported
+from ckptrun.config.support import check_supported, unsupported, without_effect
 from ckptrun.errors import ConfigError
 
 
@@ -117,3 +117,17 @@ def test_a_timeout_is_a_number_of_seconds(value: str) -> None:
     config = load_config(files=[], overrides=["strategy.name=ddp", f"strategy.timeout_s={value}"])
     with pytest.raises(ConfigError, match="expected a number of seconds above 0"):
         check_supported(config)
+
+
+def test_a_key_that_deepspeed_does_not_read_is_told_with_the_nearest_one() -> None:
+    overrides = [
+        "strategy.config={gradient_cliping: 3, zero_optimisation: {}, gradient_clipping: auto, mine: 1}"
+    ]
+    config = load_config(files=[], overrides=["strategy.name=deepspeed", *overrides])
+    told = "strategy.config has the key {!r}, which DeepSpeed is not known to read{}"
+    assert without_effect(config) == [
+        told.format("gradient_cliping", ". Did you mean gradient_clipping?"),
+        told.format("zero_optimisation", ". Did you mean zero_optimization?"),
+        told.format("mine", ""),
+    ]
+    assert without_effect(load_config(files=[], overrides=overrides)) == []
