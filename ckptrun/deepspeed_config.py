@@ -169,6 +169,7 @@ def merged(options: Mapping[str, Any], given: Given | None) -> dict[str, Any]:
     _refuse_auto(config)
     _zero(config, options)
     _refuse(config)
+    _check_offloaded_parameters(config["zero_optimization"], options)
     if given is None:
         return config
     if given.gradient_clip_algorithm == "value" and given.gradient_clip_val is not None:
@@ -248,6 +249,23 @@ def _zero(config: dict[str, Any], options: Mapping[str, Any]) -> None:
     if "offload_optimizer" in config["zero_optimization"]:
         # An optimizer of torch's, stepped on the CPU, is slower there than DeepSpeed's and not wrong.
         _default(config, "zero_force_ds_cpu_optimizer", False)
+
+
+def _check_offloaded_parameters(zero: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """DeepSpeed passes over it in the other stages."""
+    offloaded = zero.get("offload_param")
+    device = offloaded.get("device") if isinstance(offloaded, Mapping) else None
+    if zero["stage"] != 3 and device not in (None, "none", _AUTO):
+        by_option = options.get("offload_parameters") not in (None, False)
+        where = (
+            "strategy.offload_parameters"
+            if by_option
+            else "strategy.config's zero_optimization.offload_param"
+        )
+        raise MisconfigurationException(
+            f"{where} is for stage 3, where parameters are in parts; the stage is {zero['stage']}.",
+            hint="Leave it out, or set strategy.stage=3.",
+        )
 
 
 _REFUSED = (

@@ -201,3 +201,16 @@ def test_an_auto_that_deepspeed_fills_in() -> None:
     assert settled["zero_optimization"] == {**zero, "stage": 2}
     assert settled["steps_per_print"] == 2**31
     assert settled["zero_allow_untested_optimizer"] is True
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_parameters_are_offloaded_in_stage_3_only(stage: int) -> None:
+    message = f"is for stage 3, where parameters are in parts; the stage is {stage}"
+    by_option = {"stage": stage, "offload_parameters": True}
+    inner: dict[str, Any] = {"stage": stage, "offload_param": {"device": "cpu"}}
+    for options in (by_option, {"config": {"zero_optimization": inner}}):
+        with pytest.raises(MisconfigurationException, match=message):
+            merged(options, None)
+    for unset in (None, {"device": "none"}, "auto", {}):
+        merged({"config": {"zero_optimization": {**inner, "offload_param": unset}}}, None)
+    merged({"stage": 3, "offload_parameters": True}, None)

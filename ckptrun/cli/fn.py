@@ -194,6 +194,7 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
             further=config.launch.deepspeed_args,
         ),
         control=_control_file(settled),
+        counted=config.launch.nproc == "auto",
     )
     in_job = settled.job is not None and (settled.job.batch or task is not None)
     for text in plan.warnings:
