@@ -20,7 +20,7 @@ _AVAILABLE = {
 }
 
 
-_STRATEGY_OPTIONS = {
+STRATEGY_OPTIONS = {
     "ddp": (
         "find_unused_parameters",
         "bucket_cap_mb",
@@ -56,7 +56,7 @@ def check_supported(config: RunConfig) -> None:
     """
     for each in unsupported(config):
         raise ConfigError(each.message, place=each.place)
-    if _strategy(config) == "deepspeed":
+    if strategy_that_runs(config) == "deepspeed":
         _check_deepspeed(config)
 
 
@@ -65,7 +65,7 @@ def without_effect(config: RunConfig) -> list[str]:
 
     No error, for another version of DeepSpeed may read them.
     """
-    if _strategy(config) != "deepspeed":
+    if strategy_that_runs(config) != "deepspeed":
         return []
     told = []
     for name in deepspeed_config.read_config(config.strategy.options.get("config")):
@@ -98,7 +98,7 @@ def _check_deepspeed(config: RunConfig) -> None:
         raise ConfigError(error.message, place=place, hint=error.hint) from None
 
 
-def _strategy(config: RunConfig) -> str:
+def strategy_that_runs(config: RunConfig) -> str:
     """The strategy that will run: more than one rank runs with ddp where none is chosen."""
     if config.strategy.name != "auto":
         return config.strategy.name
@@ -119,11 +119,11 @@ def _found(config: RunConfig) -> Iterator[tuple[str, str]]:
             "strategy.timeout_s",
             f"strategy.timeout_s is {timeout_s!r}; expected a number of seconds above 0",
         )
-    takes = _STRATEGY_OPTIONS.get(_strategy(config), ())
+    takes = STRATEGY_OPTIONS.get(strategy_that_runs(config), ())
     for name in config.strategy.options:
         if name not in takes:
             known = ", ".join(takes) or "none"
             yield (
                 f"strategy.{name}",
-                f"the strategy {_strategy(config)} has no option {name!r}; it has: {known}",
+                f"the strategy {strategy_that_runs(config)} has no option {name!r}; it has: {known}",
             )

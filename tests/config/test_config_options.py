@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +150,44 @@ def test_lightnings_names_of_deepspeeds_stages_are_led_on(name: str, meant: str)
             load_config(files=[], **given)
         assert str(caught.value.hint).endswith(meant)
         assert "write strategy: {" not in caught.value.message
+
+
+DEEPSPEED = "strategy: {name: deepspeed, stage: 2, config: {}, timeout_s: 60}\nlaunch: {nproc: 1}\n"
+
+
+@pytest.mark.parametrize(
+    "given", [{"flags": {"strategy.name": "single"}}, {"overrides": ["strategy.name=single"]}]
+)
+def test_a_strategy_named_on_the_command_line_comes_without_the_others_options(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(DEEPSPEED)
+    config = load_config(files=[str(tmp_path / "c.yaml")], **given)
+    check_supported(config)
+    assert config.resolved_tree()["strategy"] == config.tree["strategy"] == {"name": "single"}
+    assert config.notices == (
+        "the config's options of the strategy deepspeed are left out, for single runs: strategy.stage, "
+        "strategy.config, strategy.timeout_s",
+    )
+
+
+def test_what_both_strategies_have_and_what_the_command_line_gives_stays(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(DEEPSPEED)
+    flags = {"strategy.name": "ddp"}
+    assert load_config(files=[str(path)], flags=flags).strategy.options == {"timeout_s": 60}
+    with pytest.raises(
+        ConfigError, match=r"override 'strategy\.stage=3': the strategy ddp has no option 'stage'"
+    ):
+        check_supported(load_config(files=[str(path)], overrides=["strategy.stage=3"], flags=flags))
+    unchanged = load_config(files=[str(path)], flags={"strategy.name": "deepspeed"})
+    assert unchanged.strategy.options == {"stage": 2, "config": {}, "timeout_s": 60}
+    assert unchanged.notices == ()
+
+
+def test_options_of_a_strategy_that_the_config_leaves_open(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("strategy: {stage: 2, find_unused_parameters: true, typo: 1}\n")
+    config = load_config(files=[str(path)], flags={"strategy.name": "ddp"})
+    assert config.strategy.options == {"find_unused_parameters": True, "typo": 1}
+    assert config.notices == ("the config's options are left out, for ddp runs: strategy.stage",)
