@@ -313,3 +313,6 @@ def test_a_launcher_that_cannot_reach_its_hosts(run_cli: Callable[..., Any], pro
     failed = run_cli("fit", "-c", "demo.yaml", *line, cwd=project, env={"PATH": "/nowhere"})
     assert failed.code == 70, failed
     assert "DeepSpeed's launcher ended with exit code 1, and 0 of 4 ranks had begun" in failed.stderr
+    assert "attempt-0001-rank-0000.log" in failed.stderr
+    assert "lost" not in failed.stderr
+    assert "to go on" not in failed.stderr
