@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,6 +43,77 @@ OPTIONS: Final[tuple[str, ...]] = (
     "timeout_s",
 )
 """Options of the strategy, which stand beside its name."""
+
+KEYS: Final = frozenset(
+    (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "managed_gradient_accumulation",
+        "gradient_clipping",
+        "optimizer",
+        "scheduler",
+        "fp16",
+        "bf16",
+        "bfloat16",
+        "torch_autocast",
+        "data_types",
+        "communication_data_type",
+        "seq_parallel_communication_data_type",
+        "prescale_gradients",
+        "gradient_predivide_factor",
+        "gradient_allreduce_op",
+        "disable_allgather",
+        "allgather_size",
+        "zero_optimization",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "activation_checkpointing",
+        "aio",
+        "autotuning",
+        "checkpoint",
+        "comet",
+        "comms_logger",
+        "compile",
+        "csv_monitor",
+        "data_efficiency",
+        "data_parallel_size",
+        "dataloader_drop_last",
+        "datastates_ckpt",
+        "disable_python_gc",
+        "dump_state",
+        "expert_parallel",
+        "flops_profiler",
+        "hybrid_engine",
+        "log_level",
+        "memory_breakdown",
+        "pipeline",
+        "sequence_parallel_size",
+        "steps_per_print",
+        "tensor_parallel",
+        "tensorboard",
+        "timers",
+        "use_data_before_expert_parallelism",
+        "vocabulary_size",
+        "wall_clock_breakdown",
+        "wandb",
+        "weight_quantization",
+        # What it read once, and refuses now by itself.
+        "amp",
+        "compression_training",
+        "curriculum_learning",
+        "eigenvalue",
+        "elasticity",
+        "graph_harvesting",
+        "nebula",
+        "progressive_layer_drop",
+        "quantize_training",
+        "sparse_attention",
+        "sparse_gradients",
+    )
+)
+"""What DeepSpeed 0.19.8 reads at the top of its config (``deepspeed/runtime/config.py`` and what that calls). It passes
+over everything else without a word, and the package is too slow to import for a question."""
 
 _IN_ZERO = ("allgather_bucket_size", "reduce_bucket_size", "overlap_comm", "contiguous_gradients")
 _OFFLOADS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
@@ -95,8 +166,10 @@ def merged(options: Mapping[str, Any], given: Given | None) -> dict[str, Any]:
         MisconfigurationException: something is said twice and not the same, is wrong, or cannot be served.
     """
     config = copy.deepcopy(read_config(options.get("config")))
+    _refuse_auto(config)
     _zero(config, options)
     _refuse(config)
+    _check_offloaded_parameters(config["zero_optimization"], options)
     if given is None:
         return config
     if given.gradient_clip_algorithm == "value" and given.gradient_clip_val is not None:
@@ -109,8 +182,8 @@ def merged(options: Mapping[str, Any], given: Given | None) -> dict[str, Any]:
     clip = 0.0 if given.gradient_clip_val is None else float(given.gradient_clip_val)
     _settle(config, "gradient_clipping", clip, "trainer.gradient_clip_val", shown=given.gradient_clip_val)
     _settle_precision(config, given.precision)
-    config.setdefault("zero_allow_untested_optimizer", True)
-    config.setdefault("steps_per_print", 2**31)  # ckptrun has a bar and loggers of its own
+    _default(config, "zero_allow_untested_optimizer", True)
+    _default(config, "steps_per_print", 2**31)  # ckptrun has a bar and loggers of its own
     micro = _micro_batch_size(config, given, accumulate * given.world_size)
     if micro is not None:
         whole = micro * accumulate * given.world_size
@@ -175,7 +248,24 @@ def _zero(config: dict[str, Any], options: Mapping[str, Any]) -> None:
         _settle(config, f"zero_optimization.{inner_name}", wanted, f"strategy.{name}")
     if "offload_optimizer" in config["zero_optimization"]:
         # An optimizer of torch's, stepped on the CPU, is slower there than DeepSpeed's and not wrong.
-        config.setdefault("zero_force_ds_cpu_optimizer", False)
+        _default(config, "zero_force_ds_cpu_optimizer", False)
+
+
+def _check_offloaded_parameters(zero: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """DeepSpeed passes over it in the other stages."""
+    offloaded = zero.get("offload_param")
+    device = offloaded.get("device") if isinstance(offloaded, Mapping) else None
+    if zero["stage"] != 3 and device not in (None, "none", _AUTO):
+        by_option = options.get("offload_parameters") not in (None, False)
+        where = (
+            "strategy.offload_parameters"
+            if by_option
+            else "strategy.config's zero_optimization.offload_param"
+        )
+        raise MisconfigurationException(
+            f"{where} is for stage 3, where parameters are in parts; the stage is {zero['stage']}.",
+            hint="Leave it out, or set strategy.stage=3.",
+        )
 
 
 _REFUSED = (
@@ -199,6 +289,69 @@ def _refuse(config: Mapping[str, Any]) -> None:
                 "would have to copy what lies on that disk.",
                 hint="Use cpu.",
             )
+
+
+_FILLED = (
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    _MICRO,
+    "train_batch_size",
+    "bf16",
+    "bfloat16",
+    "fp16",
+    "torch_autocast.enabled",
+    "amp.enabled",
+    "zero_optimization",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "steps_per_print",
+)
+"""Where ``auto`` is filled in: here, or, further down in a section, by DeepSpeed with its own default."""
+
+_AUTO_OF_DEEPSPEED = (
+    "data_types.keep_in_fp32_modules",
+    "pipeline.stages",
+    "expert_parallel",
+    "hybrid_engine",
+    "comms_logger",
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "comet",
+    "compile",
+    "tensor_parallel",
+)
+"""Where DeepSpeed itself reads ``auto``, or leaves it out."""
+
+
+def _refuse_auto(config: Mapping[str, Any]) -> None:
+    for path in _autos(config):
+        known = path.partition(".")[0] in KEYS  # a warning tells of others
+        taken = any(path == each or path.startswith(f"{each}.") for each in (*_FILLED, *_AUTO_OF_DEEPSPEED))
+        if known and not taken:
+            raise MisconfigurationException(
+                f"strategy.config has {path}: 'auto', and there is nothing to fill in.",
+                hint="Write a value, or leave it out. auto is for batch sizes, gradient_accumulation_steps, "
+                "gradient_clipping, bf16, fp16 and zero_optimization.",
+            )
+
+
+def _autos(value: Any, path: str = "") -> Iterator[str]:
+    """The dotted key of every ``auto``."""
+    if value == _AUTO:
+        yield path
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for name, inner in items:
+        yield from _autos(inner, f"{path}.{name}" if path else str(name))
+
+
+def _default(config: dict[str, Any], name: str, value: Any) -> None:
+    if config.get(name, _AUTO) == _AUTO:
+        config[name] = value
 
 
 def _settle_precision(config: dict[str, Any], precision: str) -> None:

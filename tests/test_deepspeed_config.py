@@ -171,3 +171,46 @@ def test_a_json_file(tmp_path: Path) -> None:
 def test_clipping_by_value_is_not_deepspeeds() -> None:
     with pytest.raises(MisconfigurationException, match="clips the norm"):
         merged({}, Given(gradient_clip_val=1.0, gradient_clip_algorithm="value"))
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "optimizer.params.lr"),
+        ({"optimizer": {"type": "AdamW", "params": {"betas": ["auto", 0.9]}}}, "optimizer.params.betas.0"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}, "scheduler.params.warmup_num_st"),
+        ({"prescale_gradients": "auto"}, "prescale_gradients"),
+        ({"torch_autocast": "auto"}, "torch_autocast"),
+    ],
+)  # fmt: skip
+def test_an_auto_that_nothing_fills_in_is_refused(config: dict[str, Any], path: str) -> None:
+    with pytest.raises(MisconfigurationException, match=f"strategy.config has {path}.*nothing to fill in"):
+        merged({"config": config}, None)
+
+
+def test_an_auto_that_deepspeed_fills_in() -> None:
+    zero = {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    config = {
+        "zero_optimization": zero,
+        "fp16": {"enabled": False, "loss_scale": "auto"},
+        "data_types": {"keep_in_fp32_modules": "auto"},
+        "steps_per_print": "auto",
+        "zero_allow_untested_optimizer": "auto",
+    }
+    settled = merged({"config": config}, Given())
+    assert settled["zero_optimization"] == {**zero, "stage": 2}
+    assert settled["steps_per_print"] == 2**31
+    assert settled["zero_allow_untested_optimizer"] is True
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_parameters_are_offloaded_in_stage_3_only(stage: int) -> None:
+    message = f"is for stage 3, where parameters are in parts; the stage is {stage}"
+    by_option = {"stage": stage, "offload_parameters": True}
+    inner: dict[str, Any] = {"stage": stage, "offload_param": {"device": "cpu"}}
+    for options in (by_option, {"config": {"zero_optimization": inner}}):
+        with pytest.raises(MisconfigurationException, match=message):
+            merged(options, None)
+    for unset in (None, {"device": "none"}, "auto", {}):
+        merged({"config": {"zero_optimization": {**inner, "offload_param": unset}}}, None)
+    merged({"stage": 3, "offload_parameters": True}, None)

@@ -63,8 +63,8 @@ def tell(
         return
     if outcome.error is not None:
         _tell_error(outcome, debug=debug)
-    if not outcome.built:
-        return
+    if not outcome.built or getattr(outcome.error, "none_begun", False):
+        return  # the error says it all, and the same command would come to the same
     note(f"ckptrun: {closing_line(fn, folder, outcome, cancelled=cancelled)}")
     if outcome.save_error is not None:
         tell_problem(f"the last save failed, and none after it succeeded: {outcome.save_error}", None)

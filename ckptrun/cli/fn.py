@@ -24,7 +24,7 @@ from ckptrun.cli.rank import RankWork
 from ckptrun.cli.report import tell_problem
 from ckptrun.cli.resolution import lines
 from ckptrun.cli.settle import Settled, settle_fn
-from ckptrun.config.support import check_supported
+from ckptrun.config.support import check_supported, without_effect
 from ckptrun.config.yaml_format import dump
 from ckptrun.deepspeed_config import stage_of
 from ckptrun.errors import UsageError
@@ -75,6 +75,8 @@ def make_spec(settled: Settled, options: FnOptions, listener: StopListener) -> S
     """
     config, fn = settled.config, settled.fn
     check_supported(config)
+    for text in without_effect(config):
+        note(f"ckptrun: warning: {text}")
     if options.trust:
         raise UsageError(
             "--trust is not available in this version: nothing is ever loaded that could run code.",
@@ -192,6 +194,7 @@ def _plan(settled: Settled, command: list[str], slurm_env: Mapping[str, str]) ->
             further=config.launch.deepspeed_args,
         ),
         control=_control_file(settled),
+        counted=config.launch.nproc == "auto",
     )
     in_job = settled.job is not None and (settled.job.batch or task is not None)
     for text in plan.warnings:

@@ -136,7 +136,12 @@ class FnOptions:
     ] = None
     launcher: Annotated[
         str | None,
-        typer.Option("--launcher", metavar="NAME", help="auto, inline or torchrun.", rich_help_panel=_LAUNCH),
+        typer.Option(
+            "--launcher",
+            metavar="NAME",
+            help="auto, inline, torchrun or deepspeed.",
+            rich_help_panel=_LAUNCH,
+        ),
     ] = None
     nproc: Annotated[
         str | None,

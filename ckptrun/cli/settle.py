@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptrun.cli.options import FnOptions
+from ckptrun.cli.output import note
 from ckptrun.config.find import FoundConfig, find_config
 from ckptrun.config.load import load_config
 from ckptrun.config.run_config import RunConfig
@@ -78,6 +79,8 @@ def settle_fn(fn: Fn, options: FnOptions, env: Mapping[str, str]) -> Settled:
                 f"there is no run {name!r} under {names.root}, and no config to evaluate with",
                 hint=_near(names.root, name) or "Give its root with --root, or a config with -c.",
             )
+    for text in config.notices:
+        note(f"ckptrun: {text}")
     return Settled(fn, config, RunFolder.at(config.root, name), given, job_facts(slurm_env))
 
 

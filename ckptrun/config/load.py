@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptrun.config.nearest import did_you_mean
+from ckptrun.config.replaced import without_replaced_options
 from ckptrun.config.run_config import ClassSpec, RunConfig
 from ckptrun.config.sections import (
     CLASS_SECTIONS,
@@ -71,16 +72,13 @@ def load_config(
     for path in files:
         root = merge(root, _normalised(read_file(path, named_by=named_by)))
     root = Node({**{name: Node([], DEFAULT) for name in LIST_SECTIONS}, **root.value}, root.source)
-    for key, node in [*_environment(env or {}), *_in_order([_override(text) for text in overrides])]:
-        section, _, index = key.partition(".")
-        if key in CLASS_SECTIONS or (section in LIST_SECTIONS and index.isdigit()):
-            node = _entry(node)
-        root = _normalised(assign(root, key, node))
+    before = root = _laid_on(root, _environment(env or {}))
+    root = _laid_on(root, _in_order([_override(text) for text in overrides]))
     for key, value in (flags or {}).items():
         if value is not None:
             name = _FLAG_NAMES.get(key, "--" + key.rpartition(".")[2].replace("_", "-"))
             root = assign(root, key, from_plain(value, Source("flag", text=name)))
-    return _typed(root, tuple(files))
+    return without_replaced_options(_typed(root, tuple(files)), before)
 
 
 def read_tree(path: str) -> dict[str, Any]:
@@ -91,6 +89,15 @@ def read_tree(path: str) -> dict[str, Any]:
     """
     tree: dict[str, Any] = plain(_normalised(read_file(path)))
     return tree
+
+
+def _laid_on(root: Node, given: Sequence[tuple[str, Node]]) -> Node:
+    for key, node in given:
+        section, _, index = key.partition(".")
+        if key in CLASS_SECTIONS or (section in LIST_SECTIONS and index.isdigit()):
+            node = _entry(node)
+        root = _normalised(assign(root, key, node))
+    return root
 
 
 def _normalised(root: Node) -> Node:

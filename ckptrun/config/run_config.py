@@ -58,6 +58,7 @@ class RunConfig:
     loggers: list[ClassSpec]
     files: tuple[str, ...]
     nodes: Node = field(repr=False)
+    notices: tuple[str, ...] = ()  # what the user should know
 
     @property
     def root(self) -> str:

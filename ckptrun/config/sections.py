@@ -7,6 +7,7 @@ in the other sections too. Turned down: collecting every error, since most of th
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -109,6 +110,11 @@ def read_section(section: str, node: Node | None) -> Any:
     given: Mapping[str, Node] = {} if node is None or node.value is None else node.value
     if not isinstance(given, dict):
         assert node is not None
+        hint = _lightning_strategy(node) if section == "strategy" else None
+        if hint is not None:
+            raise ConfigError(
+                f"{section} is {show(node)}, expected a mapping", place=node.source.place, hint=hint
+            )
         example = (
             f"write {section}: {{name: {plain(node)}}}"
             if section == "strategy"
@@ -146,7 +152,8 @@ def _read_option(section: str, item: dataclasses.Field[Any], node: Node) -> Any:
     try:
         value = convert(node) if convert is not None else coerce(node, annotation)
     except Mismatch as mismatch:
-        raise _wrong(key, node, mismatch.expected) from None
+        hint = _lightning_strategy(node) if key == "strategy.name" else None
+        raise _wrong(key, node, mismatch.expected, hint=hint) from None
     check = item.metadata.get("check")
     expected = check(value) if check is not None else None
     if expected is not None:
@@ -154,8 +161,23 @@ def _read_option(section: str, item: dataclasses.Field[Any], node: Node) -> Any:
     return value
 
 
-def _wrong(key: str, node: Node, expected: str) -> ConfigError:
-    return ConfigError(f"{key} is {show(node)}, expected {expected}", place=node.source.place)
+def _wrong(key: str, node: Node, expected: str, *, hint: str | None = None) -> ConfigError:
+    return ConfigError(f"{key} is {show(node)}, expected {expected}", place=node.source.place, hint=hint)
+
+
+def _lightning_strategy(node: Node) -> str | None:
+    """How to say what Lightning has a name of its own for; None where it is no such name."""
+    match = re.fullmatch(r"deepspeed_stage_([0-3])(_offload(?:_nvme)?)?", str(node.value))
+    if match is None:
+        return None
+    stage, offload = match.groups()
+    words = ["--strategy deepspeed", f"strategy.stage={stage}"]
+    if offload:
+        words.append("strategy.offload_optimizer=true")
+        if stage == "3":
+            words.append("strategy.offload_parameters=true")
+    at_the_cpu = ", which is the CPU: NVMe is not available" if offload == "_offload_nvme" else ""
+    return f"Write {' '.join(words)}{at_the_cpu}."
 
 
 def section_tree(options: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckptrun import deepspeed_config
+from ckptrun.config.nearest import did_you_mean
 from ckptrun.config.run_config import RunConfig
 from ckptrun.errors import ConfigError, MisconfigurationException
 
@@ -19,7 +20,7 @@ _AVAILABLE = {
 }
 
 
-_STRATEGY_OPTIONS = {
+STRATEGY_OPTIONS = {
     "ddp": (
         "find_unused_parameters",
         "bucket_cap_mb",
@@ -55,8 +56,26 @@ def check_supported(config: RunConfig) -> None:
     """
     for each in unsupported(config):
         raise ConfigError(each.message, place=each.place)
-    if _strategy(config) == "deepspeed":
+    if strategy_that_runs(config) == "deepspeed":
         _check_deepspeed(config)
+
+
+def without_effect(config: RunConfig) -> list[str]:
+    """What is to be said of a config that :func:`check_supported` has passed: keys that DeepSpeed does not read.
+
+    No error, for another version of DeepSpeed may read them.
+    """
+    if strategy_that_runs(config) != "deepspeed":
+        return []
+    told = []
+    for name in deepspeed_config.read_config(config.strategy.options.get("config")):
+        if name not in deepspeed_config.KEYS:
+            meant = did_you_mean(str(name), deepspeed_config.KEYS)
+            told.append(
+                f"strategy.config has the key {name!r}, which DeepSpeed is not known to read"
+                + (f". {meant}" if meant else "")
+            )
+    return told
 
 
 def _check_deepspeed(config: RunConfig) -> None:
@@ -79,7 +98,7 @@ def _check_deepspeed(config: RunConfig) -> None:
         raise ConfigError(error.message, place=place, hint=error.hint) from None
 
 
-def _strategy(config: RunConfig) -> str:
+def strategy_that_runs(config: RunConfig) -> str:
     """The strategy that will run: more than one rank runs with ddp where none is chosen."""
     if config.strategy.name != "auto":
         return config.strategy.name
@@ -100,11 +119,11 @@ def _found(config: RunConfig) -> Iterator[tuple[str, str]]:
             "strategy.timeout_s",
             f"strategy.timeout_s is {timeout_s!r}; expected a number of seconds above 0",
         )
-    takes = _STRATEGY_OPTIONS.get(_strategy(config), ())
+    takes = STRATEGY_OPTIONS.get(strategy_that_runs(config), ())
     for name in config.strategy.options:
         if name not in takes:
             known = ", ".join(takes) or "none"
             yield (
                 f"strategy.{name}",
-                f"the strategy {_strategy(config)} has no option {name!r}; it has: {known}",
+                f"the strategy {strategy_that_runs(config)} has no option {name!r}; it has: {known}",
             )

@@ -52,6 +52,7 @@ class LostRankError(CkptrunError):
     exit_code = 70
     type_name = ""  # its message says it all
     host_lost = False  # its whole host is gone
+    none_begun = False  # no rank was there to be lost: what was to start them failed
 
 
 def combine(ends: Sequence[RankEnd], *, step: int = 0, logs: str = "") -> Outcome:

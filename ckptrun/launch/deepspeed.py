@@ -307,6 +307,7 @@ class DeepSpeedLaunch(TorchrunLaunch):
                 f"DeepSpeed's launcher ended with exit code {code}, and {len(self._ranks)} of {self._launch.nproc} "
                 "ranks had begun"
             )
+            self._hint = f"What it said is in {self._launch.log_path(0)}."
 
     def _calling_now(self) -> bool:
         """Let a rank in that has called and was not heard yet."""

@@ -64,7 +64,11 @@ class LaunchPlan:
         return f"{shlex.join(self.argv)}\n  {self._ranks()} {where}, strategy {self.strategy}"
 
     def _ranks(self) -> str:
-        return "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+        return _ranks(self.num_ranks)
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
 
 
 def make_plan(
@@ -84,6 +88,7 @@ def make_plan(
     task: TaskFacts | None = None,
     deepspeed: DeepSpeedOptions | None = None,
     control: str = "",
+    counted: bool = False,
 ) -> LaunchPlan:
     """The plan for one attempt.
 
@@ -96,6 +101,7 @@ def make_plan(
         task: which of SLURM's tasks runs this command, where there are several.
         deepspeed: options of DeepSpeed's launcher.
         control: the file for its ranks.
+        counted: ``num_ranks`` is what this host has room for, and nobody's wish.
 
     Raises:
         UsageError: launcher, strategy and number of ranks do not go together, or several hosts have no endpoint.
@@ -116,6 +122,7 @@ def make_plan(
             num_gpus=num_gpus,
             num_threads=num_threads,
             several=several,
+            counted=counted,
         )
     if several and task is None and not rdzv_endpoint:
         raise UsageError(
@@ -157,9 +164,9 @@ def make_plan(
             "the inline launcher cannot tell a rank that hangs: it is this process.",
             hint="Use --launcher torchrun.",
         )
+    warnings = _unused(deepspeed or DeepSpeedOptions(), launcher)
     if launcher == "inline":
-        return LaunchPlan("inline", "single", 1, tuple(command))
-    warnings = []
+        return LaunchPlan("inline", "single", 1, tuple(command), warnings=tuple(warnings))
     if rdzv_endpoint and not several:
         warnings.append("--rdzv-endpoint is for several hosts (--nnodes); this one meets nobody")
     warnings += _check_room(num_ranks, num_cores, num_gpus, hint=f"Use --nproc {num_gpus}.")
@@ -210,6 +217,7 @@ def _plan_for_deepspeed(
     num_gpus: int,
     num_threads: int | None,
     several: bool,
+    counted: bool,
 ) -> LaunchPlan:
     if strategy not in ("auto", "deepspeed"):
         raise UsageError(
@@ -227,6 +235,13 @@ def _plan_for_deepspeed(
     num_here = sum(len(numbers) for host, numbers in slots.items() if host in here)
     fits = "Use --nproc {}." if options.hosts_file is None else "Let this host have slots={}."
     warnings = _check_room(num_here, num_cores, num_gpus, hint=fits.format(num_gpus))
+    if nproc != 1 and not counted and {len(numbers) for numbers in slots.values()} != {nproc}:
+        file = options.settled().hosts_file
+        whose = (
+            "what launch.include, exclude or deepspeed_args says" if file is None else f"the hostfile {file}"
+        )
+        in_all = _ranks(sum(map(len, slots.values())))
+        warnings.insert(0, f"launch.nproc is {nproc} (--nproc), and {whose} counts: {in_all} in all")
     env = environment_of_ranks(
         max(1, num_here),
         num_cores=num_cores,
@@ -249,6 +264,23 @@ def _plan_for_deepspeed(
         control=control,
         everywhere=everywhere,
     )
+
+
+def _unused(options: DeepSpeedOptions, launcher: str) -> list[str]:
+    """What is to be said of options that only DeepSpeed's launcher has."""
+    keys = {
+        "hostfile": options.hostfile,
+        "include": options.include,
+        "exclude": options.exclude,
+        "deepspeed_launcher": options.backend,
+        "deepspeed_args": options.further,
+        "master_addr": options.master_addr,
+    }
+    given = [f"launch.{key}" for key, value in keys.items() if value is not None]
+    if not given:
+        return []
+    have = "has" if len(given) == 1 else "have"
+    return [f"{', '.join(given)} {have} no effect with the launcher {launcher}: use --launcher deepspeed"]
 
 
 def _check_room(num_ranks: int, num_cores: int, num_gpus: int, *, hint: str) -> list[str]:

@@ -99,6 +99,7 @@ class TorchrunLaunch:
         self._agent_id = 0
         self._agent_pid: int | None = None
         self._trouble: str | None = None  # why it cannot go on, where no rank is to blame
+        self._hint: str | None = None  # what to do about it
         self._told_stop: StopRequest | None = None
         self._saves_told = 0
         self._failed_at: float | None = None
@@ -410,7 +411,9 @@ class TorchrunLaunch:
         ranks = list(self._ranks.values())
         step = self._progress.step
         if self._trouble is not None and not (ranks and all(rank.outcome is not None for rank in ranks)):
-            return Outcome(StopReason.RANK_LOST, step, error=LostRankError(self._trouble))
+            error = LostRankError(self._trouble, hint=self._hint)
+            error.none_begun = not ranks
+            return Outcome(StopReason.RANK_LOST, step, error=error)
         if not ranks:
             request = self._listener.request
             return Outcome(StopReason.RANK_LOST if request is None else request.reason)

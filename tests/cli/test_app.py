@@ -12,6 +12,8 @@ import pytest
 
 import ckptrun
 from ckptrun.cli import app
+from ckptrun.cli.options import FnOptions
+from ckptrun.config import support
 from ckptrun.errors import UsageError
 
 ENTRIES = {
@@ -145,3 +147,11 @@ def test_the_package_offers_its_names_lazily() -> None:
 def test_an_unknown_name_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Trianer'"):
         ckptrun.Trianer  # noqa: B018
+
+
+@pytest.mark.parametrize("option", ["launcher", "strategy"])
+def test_help_names_every_choice(option: str) -> None:
+    key = {"launcher": "launch.launcher", "strategy": "strategy.name"}[option]
+    annotation = FnOptions.__annotations__[option]
+    for choice in support._AVAILABLE[key]:
+        assert choice in annotation.__metadata__[0].help

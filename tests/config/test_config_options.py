@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptrun.config.load import load_config
 from ckptrun.config.sections import all_options, section_tree
-from ckptrun.config.support import check_supported, unsupported
+from ckptrun.config.support import check_supported, unsupported, without_effect
 from ckptrun.errors import ConfigError
 
 
@@ -117,3 +118,76 @@ def test_a_timeout_is_a_number_of_seconds(value: str) -> None:
     config = load_config(files=[], overrides=["strategy.name=ddp", f"strategy.timeout_s={value}"])
     with pytest.raises(ConfigError, match="expected a number of seconds above 0"):
         check_supported(config)
+
+
+def test_a_key_that_deepspeed_does_not_read_is_told_with_the_nearest_one() -> None:
+    overrides = [
+        "strategy.config={gradient_cliping: 3, zero_optimisation: {}, gradient_clipping: auto, mine: 1}"
+    ]
+    config = load_config(files=[], overrides=["strategy.name=deepspeed", *overrides])
+    told = "strategy.config has the key {!r}, which DeepSpeed is not known to read{}"
+    assert without_effect(config) == [
+        told.format("gradient_cliping", ". Did you mean gradient_clipping?"),
+        told.format("zero_optimisation", ". Did you mean zero_optimization?"),
+        told.format("mine", ""),
+    ]
+    assert without_effect(load_config(files=[], overrides=overrides)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("deepspeed_stage_2", "--strategy deepspeed strategy.stage=2."),
+        ("deepspeed_stage_2_offload", "--strategy deepspeed strategy.stage=2 strategy.offload_optimizer=true."),
+        ("deepspeed_stage_3_offload", ".stage=3 strategy.offload_optimizer=true strategy.offload_parameters=true."),
+        ("deepspeed_stage_3_offload_nvme", ".offload_parameters=true, which is the CPU: NVMe is not available."),
+    ],
+)  # fmt: skip
+def test_lightnings_names_of_deepspeeds_stages_are_led_on(name: str, meant: str) -> None:
+    flag: dict[str, Any] = {"flags": {"strategy.name": name}}
+    for given in (flag, {"overrides": [f"strategy.name={name}"]}, {"overrides": [f"strategy={name}"]}):
+        with pytest.raises(ConfigError) as caught:
+            load_config(files=[], **given)
+        assert str(caught.value.hint).endswith(meant)
+        assert "write strategy: {" not in caught.value.message
+
+
+DEEPSPEED = "strategy: {name: deepspeed, stage: 2, config: {}, timeout_s: 60}\nlaunch: {nproc: 1}\n"
+
+
+@pytest.mark.parametrize(
+    "given", [{"flags": {"strategy.name": "single"}}, {"overrides": ["strategy.name=single"]}]
+)
+def test_a_strategy_named_on_the_command_line_comes_without_the_others_options(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(DEEPSPEED)
+    config = load_config(files=[str(tmp_path / "c.yaml")], **given)
+    check_supported(config)
+    assert config.resolved_tree()["strategy"] == config.tree["strategy"] == {"name": "single"}
+    assert config.notices == (
+        "the config's options of the strategy deepspeed are left out, for single runs: strategy.stage, "
+        "strategy.config, strategy.timeout_s",
+    )
+
+
+def test_what_both_strategies_have_and_what_the_command_line_gives_stays(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(DEEPSPEED)
+    flags = {"strategy.name": "ddp"}
+    assert load_config(files=[str(path)], flags=flags).strategy.options == {"timeout_s": 60}
+    with pytest.raises(
+        ConfigError, match=r"override 'strategy\.stage=3': the strategy ddp has no option 'stage'"
+    ):
+        check_supported(load_config(files=[str(path)], overrides=["strategy.stage=3"], flags=flags))
+    unchanged = load_config(files=[str(path)], flags={"strategy.name": "deepspeed"})
+    assert unchanged.strategy.options == {"stage": 2, "config": {}, "timeout_s": 60}
+    assert unchanged.notices == ()
+
+
+def test_options_of_a_strategy_that_the_config_leaves_open(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("strategy: {stage: 2, find_unused_parameters: true, typo: 1}\n")
+    config = load_config(files=[str(path)], flags={"strategy.name": "ddp"})
+    assert config.strategy.options == {"find_unused_parameters": True, "typo": 1}
+    assert config.notices == ("the config's options are left out, for ddp runs: strategy.stage",)

@@ -210,6 +210,28 @@ def test_ranks_of_other_hosts_find_out_themselves_what_they_have(tmp_path: Path)
     assert of_hosts(tmp_path, text, num_threads=3).env == {"OMP_NUM_THREADS": "3"}
 
 
+def test_a_number_of_ranks_beside_a_hostfile_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    options = DeepSpeedOptions(hostfile=str(tmp_path / "hosts"))
+
+    def warnings(num_ranks: int, **more: Any) -> tuple[str, ...]:
+        given = {"launcher": "deepspeed", "strategy": "auto", "command": ["ckptrun"], "num_cores": 8, **more}
+        return make_plan(num_ranks=num_ranks, deepspeed=options, **given).warnings
+
+    (told,) = warnings(4)
+    assert told == f"launch.nproc is 4 (--nproc), and the hostfile {options.hostfile} counts: 2 ranks in all"
+    assert warnings(1) == warnings(2) == warnings(4, counted=True) == ()
+
+
+@pytest.mark.parametrize(("launcher", "runs"), [("auto", "inline"), ("torchrun", "torchrun")])
+def test_options_of_deepspeeds_launcher_under_another_one(launcher: str, runs: str) -> None:
+    options = DeepSpeedOptions(hostfile="hosts", include="host1")
+    plan = make_plan(launcher=launcher, strategy="auto", num_ranks=1, command=["ckptrun"], deepspeed=options)
+    assert plan.warnings == (
+        f"launch.hostfile, launch.include have no effect with the launcher {runs}: use --launcher deepspeed",
+    )
+
+
 def test_more_ranks_than_this_host_has_room_for() -> None:
     given: dict[str, Any] = {"launcher": "deepspeed", "strategy": "auto", "command": [], "num_cores": 2}
     assert make_plan(num_ranks=64, **given).warnings == ("64 ranks share 2 cores; they will take turns",)
@@ -291,3 +313,6 @@ def test_a_launcher_that_cannot_reach_its_hosts(run_cli: Callable[..., Any], pro
     failed = run_cli("fit", "-c", "demo.yaml", *line, cwd=project, env={"PATH": "/nowhere"})
     assert failed.code == 70, failed
     assert "DeepSpeed's launcher ended with exit code 1, and 0 of 4 ranks had begun" in failed.stderr
+    assert "attempt-0001-rank-0000.log" in failed.stderr
+    assert "lost" not in failed.stderr
+    assert "to go on" not in failed.stderr
