@@ -315,11 +315,13 @@ class Walltime:
 
     def _ask(self) -> None:
         assert self._job is not None
-        job = read_job(self._job.id, patient=True)
-        self._meaning = meaning_of_sigterm(
-            job, restart_count=self.restart_count(self._job.restart_count), now=time.time()
-        )
-        if job is not None and self._meaning == "preempted" and not job.ending:
-            self._known.grace_end = job.end
-            self._set_grace()
-        self._asked.set()
+        try:
+            job = read_job(self._job.id, patient=True)
+            self._meaning = meaning_of_sigterm(
+                job, restart_count=self.restart_count(self._job.restart_count), now=time.time()
+            )
+            if job is not None and self._meaning == "preempted" and not job.ending:
+                self._known.grace_end = job.end
+                self._set_grace()
+        finally:
+            self._asked.set()  # whatever went wrong, nobody waits for it in vain

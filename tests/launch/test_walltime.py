@@ -141,6 +141,21 @@ def test_a_stop_for_another_reason_saves(listener: StopListener) -> None:
 JOB = JobFacts("7", True, id="7")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_where_the_question_goes_wrong_nobody_waits_for_an_answer(
+    listener: StopListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("something unforeseen")
+
+    walltime = Walltime(listener, job=JOB, say=lambda _: None)
+    monkeypatch.setattr("ckptrun.launch.walltime.read_job", fails)
+    walltime._begin_to_ask()
+    began = time.monotonic()
+    assert walltime.meaning() == "unknown"
+    assert time.monotonic() - began < 5.0
+
+
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts a program of that name in place that says that KillWait is 40 s, and this of the job."""
