@@ -172,6 +172,31 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     return put
 
 
+@pytest.mark.parametrize(
+    ("grace_s", "answered", "most_s"),
+    [(4.0, True, 2.0), (25.0, True, 12.5), (100.0, True, 15.0), (25.0, False, 5.0), (0.0, False, 0.0)],
+)
+def test_how_long_an_answer_is_waited_for_leaves_time_to_write_down_the_end(
+    grace_s: float,
+    answered: bool,
+    most_s: float,
+    listener: StopListener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walltime = Walltime(listener, job=JOB, say=lambda _: None)
+    waited: list[float] = []
+    monkeypatch.setattr(walltime._asked, "wait", waited.append)
+    walltime._known.answered = answered
+    listener.grace_s = grace_s
+    listener.count(signal.SIGTERM, "")
+    listener.finished()
+    assert walltime.meaning() == "unknown"
+    assert waited[0] == pytest.approx(most_s, abs=0.3)
+    walltime._answer_by = time.monotonic()
+    walltime.meaning()
+    assert waited[1] == 0.0, "once it was waited for, that is all"
+
+
 def test_an_end_that_holds_no_longer_stops_nothing(
     listener: StopListener, scontrol: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
