@@ -349,6 +349,12 @@ class StopListener:
         ends = [] if self._grace_from is None else [self._grace_from + self.grace_s]
         return min([*ends, *([] if self._time_over_at is None else [self._time_over_at])], default=None)
 
+    def grace_left_s(self) -> float | None:
+        """How much of the grace period is left, also once the work has ended; None where none has begun."""
+        if self._grace_from is None:
+            return None
+        return max(0.0, self._grace_from + self.grace_s - time.monotonic())
+
     @property
     def allowed_s(self) -> float:
         """How long the work may take to end, from the request on."""

@@ -66,10 +66,10 @@ class Sbatch:
     ``job`` is what it has printed: the job's id, and behind ``;`` its cluster; empty where there is no job.
     """
 
-    def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], errors: IO[str]) -> None:
         assert process.stdout is not None
         self._process, self._errors = process, errors
-        self.job = process.stdout.readline().strip()
+        self.job = process.stdout.readline().decode(errors="replace").strip()
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
@@ -97,7 +97,6 @@ def handed_in(text: str, env: Mapping[str, str]) -> Iterator[Sbatch]:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=outside_of_the_job(env),
-                text=True,
             )
         except FileNotFoundError as error:
             raise UsageError(
@@ -107,7 +106,7 @@ def handed_in(text: str, env: Mapping[str, str]) -> Iterator[Sbatch]:
         with process:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended without reading, and says why
-                process.stdin.write(text)
+                process.stdin.write(os.fsencode(text))
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             sbatch = Sbatch(process, errors)

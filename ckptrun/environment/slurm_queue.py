@@ -168,7 +168,8 @@ def scontrol(
             env={**(os.environ if env is None else env), "SLURM_TIME_FORMAT": "%s"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # names that users chose, in whatever encoding
             timeout=_TIMEOUT_S,
             start_new_session=True,  # a signal to this process's group is not for it
             check=False,

@@ -19,7 +19,8 @@ def successor_of(key: str) -> str | None:
             ["squeue", "--me", "--array", "--noheader", "--format=%i|%o"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # names that users chose, in whatever encoding
             timeout=_TIMEOUT_S,
             check=False,
         )

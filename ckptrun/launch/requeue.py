@@ -153,6 +153,10 @@ class Requeue:
             )
             return self._end(amended, ENDED, now)
         why = self._why(now if now == "requeued" or meaning == "unknown" else meaning)
+        if why == "requeued" and (
+            meaning == "preempted" or (job is not None and job.preempted_at is not None)
+        ):
+            why = "preempted"  # else SLURM says that alone: without grace time, or by hand
         if now == "requeued":
             return self._by_slurm(attempts, amended, why)
         requeues = read_requeues(self.folder.attempts)
@@ -212,7 +216,7 @@ class Requeue:
 
     def _why(self, meaning: Meaning | None) -> str:
         if meaning in ("preempted", "requeued"):
-            return "preempted"
+            return meaning
         request = self.listener.request
         if meaning == "time-limit" or request is None or request.signum is None:
             return "walltime"

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ckptrun.environment.process import host_name
-from ckptrun.errors import NoCheckpointError
 from ckptrun.launch.endpoint import interface_addresses, is_here
 from ckptrun.launch.meeting import HostError
 from ckptrun.records import JobFacts, TaskFacts
+from ckptrun.run.folder import meeting_name, root_is_gone, root_state
 from ckptrun.storage.files import write_json_atomic
 
 _POLL_S = 0.1
@@ -43,7 +43,7 @@ class Gathering:
 
     @property
     def path(self) -> str:
-        return os.path.join(self.root, f".meet-{self.job.key}-{self.job.restart_count}-{self.task.step}.json")
+        return os.path.join(self.root, f"{meeting_name(self.job, self.task.step)}.json")
 
 
 @contextlib.contextmanager
@@ -54,14 +54,11 @@ def endpoint_of_tasks(
 
     Raises:
         HostError: task 0 has not said where it is.
-        NoCheckpointError: the job was requeued or resubmitted, and its root is gone.
+        NoCheckpointError: the job was requeued or resubmitted, and its root is gone, or nothing is in it.
     """
-    if gathering.job.requeued and not os.path.isdir(gathering.root):
-        raise NoCheckpointError(
-            f"The root {gathering.root} does not exist, though the job {gathering.job.came_back} and so was here "
-            "before.",
-            hint="Its file system may not be mounted on this node. A requeued job never creates a root.",
-        )
+    state = root_state(gathering.root, gathering.job)
+    if gathering.job.requeued and state in ("absent", "empty"):
+        raise root_is_gone(gathering.root, state, gathering.job)
     if gathering.task.number:
         yield _await(gathering, over, say)
         return

@@ -39,6 +39,8 @@ _ASK_MOST_S, _ASK_LEAST_S = 60.0, 5.0
 _ASK_EVERY = 0.05  # of the time that is left
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 15.0
+_ANSWER_FROM_MUTE_S = 5.0  # of a controller that has not answered yet, so that KillWait may be short
+_ANSWER_PART = 0.5  # of the grace period that is left; the rest is for ledger and status
 _STEPS_KNOWN = 5
 _SAVES_KNOWN = 10  # the newest ones, for a run that has become quicker
 
@@ -100,6 +102,7 @@ def too_tight(*, left_s: float | None, kill_wait_s: float, save_s: float, lead_s
 @dataclass
 class _Known:
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
+    answered: bool = False  # the controller has, once
     job_end: float | None = None  # seconds since 1970
     grace_end: float | None = None  # the same, of a preemption
     job_start: float | None = None
@@ -150,6 +153,7 @@ class Walltime:
         self._entered = 0
         self._asks = threading.Lock()  # taken for good by who asks what SIGTERM is for: once
         self._asked = threading.Event()
+        self._answer_by: float | None = None
         self._meaning: Meaning = "unknown"
         self._threads: list[threading.Thread] = []
 
@@ -220,10 +224,18 @@ class Walltime:
         return told if self._known.restarts is None else self._known.restarts
 
     def meaning(self) -> Meaning | None:
-        """What the controller said that SIGTERM was for; None outside of a batch job."""
+        """What the controller said that SIGTERM was for; None outside of a batch job.
+
+        An answer is waited for, though not until SIGKILL: how the work has ended is written down after it.
+        """
         if self._job is None:
             return None
-        self._asked.wait(_ANSWER_S)
+        if self._answer_by is None:
+            most_s = _ANSWER_S if self._known.answered else _ANSWER_FROM_MUTE_S
+            left_s = self._listener.grace_left_s()
+            most_s = most_s if left_s is None else min(most_s, left_s * _ANSWER_PART)
+            self._answer_by = time.monotonic() + most_s
+        self._asked.wait(max(0.0, self._answer_by - time.monotonic()))
         return self._meaning
 
     # -- the thread ------------------------------------------------------------------------------------------
@@ -274,7 +286,7 @@ class Walltime:
     def _read_kill_wait(self) -> None:
         kill_wait_s = read_kill_wait_s()
         if kill_wait_s is not None:
-            self._known.kill_wait_s = kill_wait_s
+            self._known.kill_wait_s, self._known.answered = kill_wait_s, True
         self._set_grace()
 
     def _set_grace(self) -> None:
@@ -315,11 +327,13 @@ class Walltime:
 
     def _ask(self) -> None:
         assert self._job is not None
-        job = read_job(self._job.id, patient=True)
-        self._meaning = meaning_of_sigterm(
-            job, restart_count=self.restart_count(self._job.restart_count), now=time.time()
-        )
-        if job is not None and self._meaning == "preempted" and not job.ending:
-            self._known.grace_end = job.end
-            self._set_grace()
-        self._asked.set()
+        try:
+            job = read_job(self._job.id, patient=True)
+            self._meaning = meaning_of_sigterm(
+                job, restart_count=self.restart_count(self._job.restart_count), now=time.time()
+            )
+            if job is not None and self._meaning == "preempted" and not job.ending:
+                self._known.grace_end = job.end
+                self._set_grace()
+        finally:
+            self._asked.set()  # whatever went wrong, nobody waits for it in vain

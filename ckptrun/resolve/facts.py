@@ -25,7 +25,7 @@ class ResolveFacts:
     Args:
         reference: what stands after ``--ckpt``, None where it is not given.
         init_from: what stands after ``--init-from``.
-        root_state: ``listed``, ``absent`` (it does not exist yet) or ``unreadable: why``.
+        root_state: ``listed``, ``empty``, ``absent`` (it does not exist yet) or ``unreadable: why``.
         job: the SLURM job, None outside one.
         command_key: the same whenever the user starts this same command again; stands in for the job.
         num_listed: how many candidates that were not reached are listed; None for all.

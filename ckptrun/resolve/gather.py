@@ -27,7 +27,7 @@ from ckptrun.resolve.candidates import screen
 from ckptrun.resolve.facts import NUM_LISTED, Examined, OtherFile, ResolveFacts
 from ckptrun.resolve.rules import resolve
 from ckptrun.run.attempts import read_attempts
-from ckptrun.run.folder import RunFolder
+from ckptrun.run.folder import RunFolder, root_state
 from ckptrun.run.identity import read_identity
 from ckptrun.run.lease import LeaseState, read_lease
 from ckptrun.run.registry import DamagedRegistryError, Registry
@@ -299,7 +299,7 @@ def gather(folder: RunFolder, **question: Unpack[Question]) -> Gathered:
     try:
         registry, warnings, changed = load_registry(folder, catalogue)
         attempts = _attempts(folder)
-        state = "listed" if catalogue.names() else root_state(folder.root)
+        state = "listed" if catalogue.names() else root_state(folder.root, question.get("job"))
     except NoCheckpointError as error:
         trouble, state = error, f"unreadable: {error.message}"
     facts = ResolveFacts(
@@ -328,18 +328,6 @@ def _attempts(folder: RunFolder) -> tuple[AttemptRecord, ...]:
             f"{folder.attempts} cannot be read: {error.strerror or error}",
             hint="Whether the run has checkpoints is not known, so nothing starts. Mend the access first.",
         ) from error
-
-
-def root_state(root: str) -> str:
-    """``listed``, ``absent``, or ``unreadable: why``; only "no such file" is absent."""
-    try:
-        with os.scandir(root) as entries:
-            next(entries, None)
-    except FileNotFoundError:
-        return "absent"
-    except OSError as error:
-        return f"unreadable: {error.strerror or error}"
-    return "listed"
 
 
 def resolve_gathered(gathered: Gathered) -> Resolution:

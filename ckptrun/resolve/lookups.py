@@ -183,9 +183,9 @@ def _nothing_usable(found: Found, facts: ResolveFacts, registry: Registry) -> Fo
 
 def _where(facts: ResolveFacts) -> str:
     return (
-        f"nothing in {facts.run_dir}"
-        if facts.root_state == "listed"
-        else f"{facts.run_dir} does not exist yet"
+        f"{facts.run_dir} does not exist yet"
+        if facts.root_state == "absent"
+        else f"nothing in {facts.run_dir}"
     )
 
 

@@ -26,6 +26,7 @@ from ckptrun.resolve.lookups import (
     newest_first,
 )
 from ckptrun.resolve.reference import Reference, parse
+from ckptrun.run.folder import root_is_gone
 from ckptrun.run.registry import Registry
 
 
@@ -330,13 +331,9 @@ def _check_root(found: Found, facts: ResolveFacts) -> None:
             "known.",
             "Mend the access to it, or give another --root.",
         )
-    elif state == "absent" and facts.job is not None and facts.requeued:
-        found.fail(
-            3,
-            f"The root of {facts.run_dir} does not exist, though the job {facts.job.came_back} and so was here "
-            "before.",
-            "Its file system may not be mounted on this node. A requeued job never creates a root.",
-        )
+    elif state in ("absent", "empty") and facts.job is not None and facts.requeued:
+        error = root_is_gone(f"of {facts.run_dir}", state, facts.job)
+        found.fail(error.exit_code, error.message, error.hint)
 
 
 def _why_not(name: str, found: Found) -> str:

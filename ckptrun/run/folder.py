@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 
-from ckptrun.errors import UsageError
+from ckptrun.errors import NoCheckpointError, UsageError
+from ckptrun.records import JobFacts
 
 
 class RunFolder:
@@ -113,3 +114,43 @@ class RunFolder:
 
     def __repr__(self) -> str:
         return f"RunFolder({self.path!r})"
+
+
+def root_state(root: str, job: JobFacts | None = None) -> str:
+    """``listed``, ``empty``, ``absent``, or ``unreadable: why``; only "no such file" is absent.
+
+    Args:
+        job: where its tasks say in this start of it where they meet is nothing in the root.
+    """
+    own = None if job is None else meeting_name(job, "")
+    try:
+        with os.scandir(root) as entries:
+            found = any(own is None or own not in entry.name for entry in entries)
+    except FileNotFoundError:
+        return "absent"
+    except OSError as error:
+        return f"unreadable: {error.strerror or error}"
+    return "listed" if found else "empty"
+
+
+def meeting_name(job: JobFacts, step: str) -> str:
+    """The file in the root that says where the tasks of a step meet; it begins so for all of this start of the job."""
+    return f".meet-{job.key}-{job.restart_count}-{step}"
+
+
+def root_is_gone(which: str, state: str, job: JobFacts) -> NoCheckpointError:
+    """A job that came back finds its root ``absent`` or ``empty``: a mount point, and nothing is mounted there.
+
+    Args:
+        which: its path, or "of" what it is the root.
+    """
+    mounted = "Its file system may not be mounted on this node."
+    if state == "empty":
+        return NoCheckpointError(
+            f"The root {which} is empty, though the job {job.came_back} and so was here before.",
+            hint=f"{mounted} A requeued job begins nothing in an empty root; where nothing was saved, hand it in anew.",
+        )
+    return NoCheckpointError(
+        f"The root {which} does not exist, though the job {job.came_back} and so was here before.",
+        hint=f"{mounted} A requeued job never creates a root.",
+    )

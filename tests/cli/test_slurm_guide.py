@@ -19,6 +19,7 @@ SPOKEN_BY = (
     "launch/plan.py", "launch/requeue.py", "launch/walltime.py", "launch/slurm_tasks.py", "environment/slurm.py",
     "cli/job_check.py", "cli/slurm_job.py", "cli/slurm_submit.py", "cli/status.py",
     "cli/drift.py", "cli/ending.py", "launch/meeting.py", "launch/follower.py", "session/several_hosts.py",
+    "run/folder.py",
 )  # fmt: skip
 # Of these every error is explained.
 ALL_OF = ("launch/sbatch.py", "launch/sbatch_options.py", "launch/script_quoting.py", "launch/task_check.py",

@@ -311,6 +311,12 @@ def test_submit_hands_the_script_in(sbatch: Any, capsys: pytest.CaptureFixture[s
     assert "#SBATCH --time=5\n" in handed_in.read_text()
 
 
+def test_submit_reads_a_name_in_another_encoding(sbatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    sbatch(r"printf '12;f\351r\n'")
+    assert app.run(["slurm", "submit"], None) == 0
+    assert capsys.readouterr().out.startswith("submitted job 12 on cluster f\ufffdr: run demo\n")
+
+
 @pytest.mark.parametrize("text", ["exit 1", "exec <&-; exit 1", "exit 0"])
 def test_submit_where_there_is_no_job(sbatch: Any, text: str) -> None:
     sbatch(f"echo 'sbatch: error: invalid' >&2; {text}")

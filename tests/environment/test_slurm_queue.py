@@ -147,3 +147,11 @@ def test_a_controller_that_is_busy_is_asked_once_more(
 )
 def test_the_lead_that_a_script_asks_for(script: str, lead_s: float | None) -> None:
     assert parse_lead_s(script) == lead_s
+
+
+def test_a_name_in_another_encoding_hides_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "scontrol"
+    line = RUNNING.replace("train it", "entra\u00eenement").encode("latin-1")
+    path.write_bytes(b"#!/bin/sh\ncat <<'END'\n" + line + b"END\n")
+    path.chmod(0o755)
+    assert read_job("6", {"PATH": f"{tmp_path}:{os.environ['PATH']}"}) == parse_job(RUNNING)

@@ -157,7 +157,7 @@ def said_codes(folder: RunFolder) -> set[int | None]:
     [
         pytest.param(None, None, 0, ENDED, ("scontrol", "walltime", None), id="requeued"),
         pytest.param(None, "preempted", 0, ENDED, ("scontrol", "preempted", None), id="preempted"),
-        pytest.param(None, "requeued", 0, ENDED, ("slurm", "preempted", None), id="SLURM did it"),
+        pytest.param(None, "requeued", 0, ENDED, ("slurm", "requeued", None), id="SLURM did it"),
         pytest.param(None, "unknown", 1, START_AGAIN, ("exit-code", "walltime", "refused"), id="refused"),
         pytest.param("exit-code", "time-limit", 0, START_AGAIN, ("exit-code", "walltime", None), id="exit-code"),
         pytest.param("none", None, 0, START_AGAIN, ("none", "walltime", None), id="none"),
@@ -235,7 +235,27 @@ def test_one_that_slurm_requeued_meanwhile_is_not_requeued_twice(
     assert end == JobEnd(ENDED, requeued=True)
     assert asked_for(tmp_path) == ""
     (record,) = read_requeues(folder.attempts)
-    assert (record.by, record.why) == ("slurm", "node-lost" if lost_node else "preempted")
+    assert (record.by, record.why) == ("slurm", "node-lost" if lost_node else "requeued")
+
+
+@pytest.mark.parametrize(
+    ("meaning", "says", "why"),
+    [
+        ("preempted", "JobState=COMPLETING Restarts=2", "preempted"),  # its grace time was not enough
+        (None, "JobState=COMPLETING Restarts=2 PreemptTime=1796088872", "preempted"),
+        (None, "JobState=COMPLETING Restarts=2 PreemptTime=None", "requeued"),
+        ("unknown", "JobState=COMPLETING Restarts=2", "requeued"),
+        ("requeued", "JobState=COMPLETING Restarts=2", "requeued"),  # so does `scontrol requeue` by hand look
+    ],
+)
+def test_only_what_is_known_to_be_a_preemption_is_called_one(
+    meaning: Meaning | None, says: str, why: str, tmp_path: Path, folder: RunFolder
+) -> None:
+    scontrol(tmp_path, 0, says)
+    requeue = Requeue(JOB, folder, Policy(), StopListener(), lambda _: None)
+    assert requeue.after(meaning) == JobEnd(ENDED, requeued=True)
+    (record,) = read_requeues(folder.attempts)
+    assert (record.by, record.why) == ("slurm", why)
 
 
 def test_a_requeue_whose_answer_is_lost_counts(tmp_path: Path, folder: RunFolder) -> None:

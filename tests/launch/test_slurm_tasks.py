@@ -75,6 +75,26 @@ def test_a_root_is_made_for_the_first_start_and_taken_back_where_nothing_came_of
 
 
 @pytest.mark.parametrize("task", [LEADER, OTHER])
+@pytest.mark.parametrize("there", [None, [], [".meet-7_1-1-0.json"]])
+def test_a_job_that_came_back_and_finds_no_root_or_nothing_in_it_is_refused(
+    there: list[str] | None, task: TaskFacts, tmp_path: Path
+) -> None:
+    root = tmp_path / "runs"
+    for name in there or []:
+        root.mkdir(exist_ok=True)
+        (root / name).write_text('{"endpoint": "of another task:1"}')
+    if there == []:
+        root.mkdir()
+    what = "does not exist" if there is None else "is empty"
+    with (
+        pytest.raises(NoCheckpointError, match=f"{what}, though the job was requeued and so was here before"),
+        endpoint_of_tasks(gathering(root, task, restarts=1), over=never, say=print),
+    ):
+        pass
+    assert (sorted(os.listdir(root)) if root.exists() else None) == there
+
+
+@pytest.mark.parametrize("task", [LEADER, OTHER])
 @pytest.mark.parametrize(
     ("job", "how"),
     [

@@ -141,6 +141,21 @@ def test_a_stop_for_another_reason_saves(listener: StopListener) -> None:
 JOB = JobFacts("7", True, id="7")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_where_the_question_goes_wrong_nobody_waits_for_an_answer(
+    listener: StopListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("something unforeseen")
+
+    walltime = Walltime(listener, job=JOB, say=lambda _: None)
+    monkeypatch.setattr("ckptrun.launch.walltime.read_job", fails)
+    walltime._begin_to_ask()
+    began = time.monotonic()
+    assert walltime.meaning() == "unknown"
+    assert time.monotonic() - began < 5.0
+
+
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts a program of that name in place that says that KillWait is 40 s, and this of the job."""
@@ -155,6 +170,31 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return put
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "answered", "most_s"),
+    [(4.0, True, 2.0), (25.0, True, 12.5), (100.0, True, 15.0), (25.0, False, 5.0), (0.0, False, 0.0)],
+)
+def test_how_long_an_answer_is_waited_for_leaves_time_to_write_down_the_end(
+    grace_s: float,
+    answered: bool,
+    most_s: float,
+    listener: StopListener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walltime = Walltime(listener, job=JOB, say=lambda _: None)
+    waited: list[float] = []
+    monkeypatch.setattr(walltime._asked, "wait", waited.append)
+    walltime._known.answered = answered
+    listener.grace_s = grace_s
+    listener.count(signal.SIGTERM, "")
+    listener.finished()
+    assert walltime.meaning() == "unknown"
+    assert waited[0] == pytest.approx(most_s, abs=0.3)
+    walltime._answer_by = time.monotonic()
+    walltime.meaning()
+    assert waited[1] == 0.0, "once it was waited for, that is all"
 
 
 def test_an_end_that_holds_no_longer_stops_nothing(

@@ -77,6 +77,31 @@ def test_a_root_that_is_not_there_is_a_fresh_start_and_is_not_made(tmp_path: Pat
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.parametrize(
+    ("there", "fresh"),
+    [
+        ([], False),  # a mount point without its file system
+        (
+            [".meet-7-1-0.json", "..meet-7-1-0.json.tmp-3-3"],
+            False,
+        ),  # what this start of the job has put there itself
+        ([".meet-7-0-0.json"], True),
+        ([".submitted-gpt.json"], True),
+        (["other"], True),
+    ],
+)
+def test_a_requeued_job_begins_nothing_in_an_empty_root(
+    there: list[str], fresh: bool, tmp_path: Path
+) -> None:
+    for name in there:
+        (tmp_path / name).touch()
+    folder = RunFolder.at(str(tmp_path), "gpt")
+    assert resolve_run(folder, reference="last", job=JobFacts("7", True)).fresh
+    requeued = resolve_run(folder, reference="last", job=JobFacts("7", True, restart_count=1))
+    assert requeued.fresh is fresh
+    assert fresh or (requeued.error is not None and "is empty" in requeued.error.message)
+
+
 @pytest.mark.parametrize("damage", [None, b"", b"{", b"[]"])
 def test_a_registry_that_is_missing_or_damaged_is_rebuilt_in_memory(
     run: RunFolder, damage: bytes | None

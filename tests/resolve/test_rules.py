@@ -159,6 +159,9 @@ CASES = [
     Case("7 a root that does not exist yet", fit(root_state="absent"), 7, fresh=True),
     Case("7 a requeued job makes no root", fit(job=REQUEUED, root_state="absent"), 7, exit_code=3, says=("requeued",)),
     Case("7 nor does one that was resubmitted", fit(job=RESUBMITTED, root_state="absent"), 7, exit_code=3, says=("resubmitted from job 8",)),
+    Case("7 a new run in an empty root", fit(root_state="empty"), 7, fresh=True, quiet=True),
+    Case("7 a requeued job begins nothing in an empty root", fit(job=REQUEUED, root_state="empty"), 7, exit_code=3,
+         says=("is empty, though the job was requeued",)),
     Case("7 a root that cannot be read", fit(root_state="unreadable: Permission denied"), 7, exit_code=3, says=("Permission denied",)),
     # ---- 8: evaluation
     Case("8 best", evaluate(), 8, RUN, registry_of(*RUN, callbacks=[BEST]), ref="best", path=SECOND.path, says=("uses the best",)),
@@ -217,6 +220,8 @@ CASES = [
          says=("Input/output error",)),
     Case("last in a requeued job whose root is gone", fit("last", job=REQUEUED, root_state="absent"), 2, ref="last", exit_code=3),
     Case("last in a resubmitted job whose root is gone", fit("last", job=RESUBMITTED, root_state="absent"), 2, ref="last", exit_code=3),
+    Case("last in a requeued job whose root is empty", fit("last", job=REQUEUED, root_state="empty"), 2, ref="last", exit_code=3),
+    Case("last is fresh in an empty root", fit("last", root_state="empty"), 2, ref="last", fresh=True, says=("never committed", "nothing in")),
     Case("none in a resubmitted job whose root is gone", fit("none", job=RESUBMITTED, root_state="absent"), 1, ref="none", exit_code=3),
     Case("last in a resubmitted job that had not saved yet", fit("last", job=RESUBMITTED), 2, ref="last", fresh=True),
     Case("last in a requeued job that had not saved yet", fit("last", job=REQUEUED), 2, ref="last", fresh=True),

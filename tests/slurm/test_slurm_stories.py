@@ -73,7 +73,7 @@ def test_a_job_of_two_nodes_is_signalled_loses_a_node_is_preempted_and_ends_with
     assert {each["job"] for each in starts} == {job}
     assert [each["attempt"] for each in ends] == [1, 3, 4]  # the killed one could not say how it ended
     assert [each["stop_reason"] for each in ends] == ["walltime", "walltime", "done"]
-    assert [each["why"] for each in project.ledger(event="requeue")] == ["SIGUSR1", "preempted"]
+    assert [each["why"] for each in project.ledger(event="requeue")] == ["SIGUSR1", "requeued"]
     output = project.output(job)
     assert output.count("following n1, which leads") == 4  # appended to, at each start
     assert "Traceback" not in output
