@@ -349,11 +349,15 @@ class CheckpointService:
         flight: Flight | None = None
         written: Manifest | None = None
         try:
-            # All ranks do this in this order: DeepSpeed's part is collected by all at once, and then all are heard.
+            # All ranks do this in this order. Where one rank writes all, it hears the others first: from there on the save
+            # is its alone. DeepSpeed's part is collected by all at once, and heard of after that.
+            sharded = self.trainer.strategy.sharded
             own = encode(capture_rank(self.trainer, boundary), rank_file(self.trainer.strategy.rank))
+            heard = [] if sharded else self._gathered((own, 0))
             state = capture(self.trainer, weights_only=weights_only, boundary=boundary)
             shards = self._collect(state["global_step"], weights_only=weights_only)
-            heard = self._gathered((own, sum(map(size_of, shards.values()))))
+            if sharded:
+                heard = self._gathered((own, sum(map(size_of, shards.values()))))
             rank_states = [rank_state for rank_state, _ in heard]
             needed_bytes = size_of(state) + sum(size_bytes for _, size_bytes in heard)
             manifest = self._manifest(ticket, reason, owner, weights_only, exact, boundary, started)

@@ -37,13 +37,16 @@ def test_a_job_of_two_nodes_is_signalled_loses_a_node_is_preempted_and_ends_with
 ) -> None:
     job = project.submit(
         f"srun --kill-on-bad-exit=1 ckptrun fit --ckpt last trainer.max_steps=900 '{SLOW}'",
-        "--nodes=2", "--ntasks-per-node=1", "--requeue", "--partition=low", "--time=1", "--signal=USR1@45",
+        "--nodes=2", "--ntasks-per-node=1", "--requeue", "--partition=low", "--time=30", "--signal=USR1@45",
     )  # fmt: skip
 
     def step() -> int:
         return int(project.status().get("step") or 0)
 
-    # The signal comes when the controller looks at limits, up to 30 s after it is due.
+    # The signal comes when the controller looks at limits, up to a minute before it is due or half a minute after it.
+    # With a limit of one minute from the start it may come before the first step.
+    project.wait_for_step(job, 10)
+    slurm_cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
     slurm_cluster.wait_for_restart(job, 1)
     assert [each["why"] for each in project.ledger(event="requeue")] == ["SIGUSR1"]
     slurm_cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # no other signal
