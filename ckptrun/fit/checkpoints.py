@@ -349,8 +349,8 @@ class CheckpointService:
         flight: Flight | None = None
         written: Manifest | None = None
         try:
-            # All ranks do this in this order. Where one rank writes all, it hears the others first: from there on the save
-            # is its alone. DeepSpeed's part is collected by all at once, and heard of after that.
+            # All ranks do this in this order. Where one rank writes all, it hears the others first: from there on the
+            # save is its alone. DeepSpeed's part is collected by all at once, and heard of after that.
             sharded = self.trainer.strategy.sharded
             own = encode(capture_rank(self.trainer, boundary), rank_file(self.trainer.strategy.rank))
             heard = [] if sharded else self._gathered((own, 0))
