@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _LOOK_EVERY_S = 0.05
+_HALT_S = 0.2  # one that waits for a disk takes no signal
 
 
 class ProcessStat(NamedTuple):
@@ -67,10 +68,15 @@ def kill_descendants(pid: int | None = None, *, timeout_s: float = 2.0) -> list[
     """
     root = os.getpid() if pid is None else pid
     halted: set[ProcessStat] = set()
-    while new := [s for s in descendants(root) if s._replace(state="") not in halted]:
+    give_up_at = time.monotonic() + _HALT_S
+    while True:
+        new = [s for s in descendants(root) if s._replace(state="") not in halted]
         for stat in new:
             halted.add(stat._replace(state=""))
             _send(stat, signal.SIGSTOP)
+        # A signal that was sent is not yet taken: until then a process on another processor may fork once more.
+        if not new and (time.monotonic() > give_up_at or all(map(_is_halted, halted))):
+            break
     for stat in halted:
         _send(stat, signal.SIGKILL)
     deadline = time.monotonic() + timeout_s
@@ -127,6 +133,11 @@ def reap_orphans() -> None:
                 os.waitpid(stat.pid, os.WNOHANG)
             except ChildProcessError:
                 pass
+
+
+def _is_halted(stat: ProcessStat) -> bool:
+    now = process_stat(stat.pid)
+    return now is None or now.start_time != stat.start_time or now.ended or now.state in "Tt"
 
 
 def _lives(stat: ProcessStat) -> bool:
