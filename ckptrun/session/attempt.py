@@ -52,9 +52,10 @@ def run_attempt(spec: SessionSpec, lease: Lease, gathered: Gathered, resolution:
     except OSError as error:
         raise unwritable(folder, error) from error
     resolution, outcome, code = _supervise(spec, lease, gathered, resolution, record, identity.id, stored)
-    if not outcome.built and not stored.by_a_save and lease.still_mine():
+    if not outcome.built and not stored.by_a_save:
         try:
-            before.put_back(record.attempt)
+            if lease.still_mine():
+                before.put_back(record.attempt)
         except OSError as error:
             spec.echo(f"the attempt, which started nothing, stays in the ledger: {error.strerror or error}")
     return SessionResult(code, resolution, outcome)
@@ -147,8 +148,9 @@ def _supervise(
         raise unwritable(folder, error) from error
     try:
         resolution, ended = _adapted(spec, lease, gathered, resolution, run_id, supervisor)
-    except CkptrunError as error:
-        ended = Outcome(StopReason.EXCEPTION, resolution.step or 0, error=error, built=False)
+    except (CkptrunError, OSError) as error:
+        told = unwritable(folder, error) if isinstance(error, OSError) else error
+        ended = Outcome(StopReason.EXCEPTION, resolution.step or 0, error=told, built=False)
     if ended is None:
         context = _context(spec, lease, resolution, record, run_id, progress, supervisor, stored)
         context_metrics[0] = lambda: context.metrics()

@@ -204,3 +204,23 @@ def test_a_disk_without_room_is_told_before_anything_is_made(
     assert "1.0 kB are free" in done.stderr
     assert names(project) == before
     assert commit.free_bytes(str(project)) > 1000
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(project: Path) -> None:
+    """The conversion's own folder cannot be made: nothing has begun, and the run says so."""
+    before = (project / "runs/demo/attempts.jsonl").read_text()
+    code = (
+        "import errno, sys\nfrom ckptrun.launch import universal\n"
+        "def fails(*_): raise OSError(errno.EROFS, 'Read-only file system')\n"
+        "universal.scratch_folder = fails\nfrom ckptrun.__main__ import main\nsys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *ALONE],
+        cwd=project, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 2, done
+    assert "cannot be written: Read-only file system" in done.stderr
+    assert "internal error" not in done.stderr
+    assert (project / "runs/demo/attempts.jsonl").read_text() == before
+    status = json.loads((project / "runs/demo/status.json").read_text())
+    assert status["status"] == "FINISHED"
