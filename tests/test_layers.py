@@ -57,7 +57,9 @@ MARKED = (
     "ckptrun.checkpoint.safe_codec",
     "ckptrun.checkpoint.safe_state",
     "ckptrun.checkpoint.safe_values",
+    "ckptrun.checkpoint.copy_room",
     "ckptrun.checkpoint.snapshot",
+    "ckptrun.checkpoint.storages",
     "ckptrun.checkpoint.state_file",
 )
 ALLOWED_ELSEWHERE = {"jsonargparse": ("ckptrun.config",), "fsspec": ("ckptrun.storage",)}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import xxhash
 
 from ckptrun import faults
-from ckptrun.checkpoint.past_cache import PastCacheWriter
+from ckptrun.checkpoint.past_cache import BLOCK_BYTES, PastCacheWriter
 from ckptrun.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class HashingWriter(io.RawIOBase):
     def __init__(self, raw: RawWriter, path: str) -> None:
         super().__init__()
         self._gathers = isinstance(raw, PastCacheWriter)  # then it says itself when bytes are on the disk
+        # Past the cache a piece is not copied, and each waits for the disk.
+        self._piece_bytes = BLOCK_BYTES if self._gathers else CHUNK_BYTES
         self._raw = raw
         self._path = path
         self._hash = xxhash.xxh3_64()
@@ -85,8 +87,8 @@ class HashingWriter(io.RawIOBase):
                 self.flush()
         else:
             self.flush()
-            for start in range(0, len(view), CHUNK_BYTES):
-                self._write_through(view[start : start + CHUNK_BYTES])
+            for start in range(0, len(view), self._piece_bytes):
+                self._write_through(view[start : start + self._piece_bytes])
         return len(view)
 
     def flush(self) -> None:

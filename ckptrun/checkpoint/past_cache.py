@@ -3,7 +3,8 @@
 A save in the background shares the machine with training. Through the page cache each of its bytes is copied into a
 page that has to be found first (and, in a virtual machine, often to be got from the host, which costs several times
 the copy), and the pages of the data set that training reads are thrown out for it. Here the kernel hands them to the
-disk from where they lie (``O_DIRECT``), a block at a time.
+disk from where they lie (``O_DIRECT``), a block at a time: large pieces that begin at a page are not even copied into a
+block, which would keep the interpreter from training meanwhile.
 
 Decision: only for saves that training goes on beside. A checkpoint of a stop is read again soon, often on the same
 host, and is better off in the cache. Turned down: dropping the pages after the write (``POSIX_FADV_DONTNEED``), for
@@ -22,6 +23,9 @@ from ckptrun import faults
 
 BLOCK_BYTES = 4 << 20
 """So much is written by one call; a multiple of every disk's sector."""
+
+# A call waits for the disk, so smaller pieces are gathered.
+_IN_PLACE_BYTES: Final = 1 << 20
 
 # Kept for the next file: a page that is touched first has to be cleared, or got from the host, by the kernel.
 _kept_blocks: Final[list[memoryview]] = []
@@ -49,19 +53,26 @@ class PastCacheWriter:
         self._filled = 0
         self._direct = False
         self._untried = bool(_O_DIRECT)
+        self._in_place = True  # until the disk does not take a piece as it lies
 
     def write(self, data: memoryview, /) -> int:
-        """Take as much of ``data`` as fits into the block; returns how many bytes.
+        """Take a part of ``data``: what fits into the block, or all whole pages; returns how many bytes.
 
         Raises:
             OSError: the disk is full, a quota is used up, or the device failed.
         """
+        pages_bytes = len(data) - len(data) % mmap.PAGESIZE
+        if self._in_place and pages_bytes >= _IN_PLACE_BYTES and self._filled % mmap.PAGESIZE == 0:
+            self._try()
+            if self._direct:
+                count = self._hand_on_as_it_lies(data[:pages_bytes])
+                if count:
+                    return count
         count = min(len(data), len(self._view) - self._filled)
         self._view[self._filled : self._filled + count] = data[:count]
         self._filled += count
         if self._filled == len(self._view):
-            if self._untried:
-                self._untried, self._direct = False, self._switch(on=True)
+            self._try()
             self._hand_on()
         return count
 
@@ -80,6 +91,24 @@ class PastCacheWriter:
     def fileno(self) -> int:
         return self._fd
 
+    def _hand_on_as_it_lies(self, data: memoryview) -> int:
+        """Write the block and ``data`` behind it; how much of ``data`` the disk took, 0 where it is to be copied."""
+        try:
+            written = os.writev(self._fd, [self._view[: self._filled], data])
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._in_place = False  # it begins where this disk cannot read
+            return 0
+        self._has_begun()
+        if written % mmap.PAGESIZE:
+            self._through_cache()  # a short write has left the pages
+        left = max(0, self._filled - written)
+        self._view[:left] = self._view[self._filled - left : self._filled]
+        count = max(0, written - self._filled)
+        self._filled = left
+        return count
+
     def _hand_on(self) -> None:
         rest = self._view[: self._filled]
         while rest:
@@ -92,13 +121,20 @@ class PastCacheWriter:
                 continue
             if not written:
                 raise OSError(errno.EIO, "a write took no bytes", self._path)
-            if not self._begun:
-                self._begun = True
-                faults.reach("commit:file-half", self._path)
+            self._has_begun()
             rest = rest[written:]
             if rest and self._direct and written % mmap.PAGESIZE:
                 self._through_cache()  # a short write has left the block's alignment
         self._filled = 0
+
+    def _has_begun(self) -> None:
+        if not self._begun:
+            self._begun = True
+            faults.reach("commit:file-half", self._path)
+
+    def _try(self) -> None:
+        if self._untried:
+            self._untried, self._direct = False, self._switch(on=True)
 
     def _through_cache(self) -> None:
         if self._direct:

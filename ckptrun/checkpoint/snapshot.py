@@ -23,6 +23,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from ckptrun.checkpoint.copy_room import room_for
+
 T = TypeVar("T")
 
 _Buffers = dict[int, list[torch.UntypedStorage]]  # by size in bytes
@@ -56,7 +58,7 @@ class Snapshot:
             storage = tensor.untyped_storage()
             if storage._cdata not in seen:
                 seen.add(storage._cdata)
-                made.append(_buffer_for(storage))
+                made.append(room_for(storage))
                 self._buffers.setdefault(storage.nbytes(), []).append(made[-1])
         return made
 
@@ -140,7 +142,7 @@ class _Copier:
         if copied is None:
             size_bytes = source.nbytes()
             free = self._free.get(size_bytes)
-            copied = free.pop() if free else _buffer_for(source)
+            copied = free.pop() if free else room_for(source)
             self.used.setdefault(size_bytes, []).append(copied)
             self._storages[source._cdata] = copied
             on_device = source.device.type == "cuda"
@@ -149,12 +151,6 @@ class _Copier:
             if on_device:
                 self.waits_for.add(source.device)
         return copied
-
-
-def _buffer_for(source: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Room for ``source`` on the CPU; pinned for a GPU's, which then copies at the bus's full speed."""
-    pinned = source.device.type == "cuda"
-    return torch.empty(source.nbytes(), dtype=torch.uint8, pin_memory=pinned).untyped_storage()
 
 
 _IMMUTABLE = frozenset(

@@ -4,7 +4,8 @@ Decision: ``torch.save`` into the stream that commit hashes, without the zip for
 an ordinary torch file, for ``torch.load`` with ``weights_only=True`` and with ``mmap=True``; its CRC fields
 do not hold the CRC (``ZIP_CRC`` says so in the manifest), so ``unzip -t`` and Python's ``zipfile`` call it
 damaged, and the manifest's checksum is what counts. Turned down: the CRC, which makes a save up to twice as
-long; a zip writer of our own, which would have to follow torch's format.
+long; a zip writer of our own, which would have to follow torch's format. Where tensors are large, each begins at a
+page of the file, so that it goes to the disk from where it lies in memory (:mod:`ckptrun.checkpoint.past_cache`).
 
 Reading compares the checksum of all bytes before any of them is used, and loads through the same open file, so
 that what was checked is what is loaded even where the folder is deleted meanwhile. A large file is hashed by a
@@ -15,10 +16,12 @@ page is only met there.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, Final
 
@@ -26,6 +29,7 @@ import torch
 
 from ckptrun import faults
 from ckptrun.checkpoint.checksum import RawReader, checksum_of
+from ckptrun.checkpoint.storages import storage_sizes
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 from ckptrun.records import Damage
 from ckptrun.storage.retry import Patience, forget_cached
@@ -33,7 +37,8 @@ from ckptrun.storage.retry import Patience, forget_cached
 ZIP_CRC: Final = False  # goes into the manifest as ``zip_crc``
 
 LARGE_BYTES = 32 << 20  # from here on a thread that hashes is worth its start
-_crc_option = threading.Lock()  # older torch keeps the option for the process, newer for the thread
+_options = threading.Lock()  # older torch keeps its options for the process, newer for the thread
+_PAGES_FROM_BYTES: Final = 1 << 20  # storages of this mean size: a page for each is nothing then
 
 
 def write_state(f: BinaryIO, state: Any) -> None:
@@ -47,13 +52,35 @@ def write_state(f: BinaryIO, state: Any) -> None:
         OSError: the stream failed; where torch turns it into a RuntimeError, a stream of commit keeps the
             OSError.
     """
-    with _crc_option:
-        before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(ZIP_CRC)
-        try:
-            torch.save(state, f)
-        finally:
-            torch.serialization.set_crc32_options(before)
+    sizes = storage_sizes(state)
+    pages = sum(sizes) >= _PAGES_FROM_BYTES * max(1, len(sizes))
+    with _options, _without_crc(), _at_pages() if pages else contextlib.nullcontext():
+        torch.save(state, f)
+
+
+@contextlib.contextmanager
+def _without_crc() -> Iterator[None]:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(ZIP_CRC)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+@contextlib.contextmanager
+def _at_pages() -> Iterator[None]:
+    """Each storage begins at a page of the file, where torch can do that."""
+    options: Any = torch.utils.serialization.config.save
+    before = getattr(options, "storage_alignment", None)
+    if before is None:  # older torch
+        yield
+        return
+    options.storage_alignment = mmap.PAGESIZE
+    try:
+        yield
+    finally:
+        options.storage_alignment = before
 
 
 def read_state(path: str, *, checksum: str | None = None, size_bytes: int | None = None) -> Any:

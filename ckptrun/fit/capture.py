@@ -225,23 +225,6 @@ def trained_tensors(trainer: Trainer) -> Iterator[Tensor]:
             states.extend(reversed(value.values()))
 
 
-def size_of(state: Any) -> int:
-    """Bytes of all tensors in a nested state as a file holds them: each storage once, whoever shares it."""
-    storages: dict[int, int] = {}
-    _note_storages(state, storages)
-    return sum(storages.values())
-
-
-def _note_storages(state: Any, storages: dict[int, int]) -> None:
-    if isinstance(state, Tensor):
-        if state.layout is torch.strided and state.device.type != "meta":
-            storage = state.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    elif isinstance(state, (dict, list, tuple)):
-        for value in state.values() if isinstance(state, dict) else state:
-            _note_storages(value, storages)
-
-
 def has_nan(trainer: Trainer) -> bool:
     """Whether a weight is not finite, so that training cannot go on from this state."""
     return any(

@@ -28,8 +28,9 @@ from ckptrun.checkpoint.commit import Others, commit, preflight
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.checkpoint.snapshot import AsyncSaver, Snapshot
 from ckptrun.checkpoint.state_file import write_state
+from ckptrun.checkpoint.storages import size_of
 from ckptrun.errors import SaveError
-from ckptrun.fit.capture import STATE_FILE, rank_file, size_of
+from ckptrun.fit.capture import STATE_FILE, rank_file
 
 if TYPE_CHECKING:
     from ckptrun.fit.context import RankContext

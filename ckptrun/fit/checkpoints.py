@@ -27,6 +27,7 @@ from ckptrun.checkpoint.commit import preflight
 from ckptrun.checkpoint.manifest import Manifest, extend_line
 from ckptrun.checkpoint.safe_state import encode
 from ckptrun.checkpoint.state_file import ZIP_CRC
+from ckptrun.checkpoint.storages import size_of
 from ckptrun.errors import SaveError
 from ckptrun.fit.capture import (
     Boundary,
@@ -35,7 +36,6 @@ from ckptrun.fit.capture import (
     epoch_of,
     has_nan,
     rank_file,
-    size_of,
     trained_tensors,
 )
 from ckptrun.fit.checkpoint_writer import CheckpointWriter

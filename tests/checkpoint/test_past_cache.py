@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ckptrun.checkpoint import past_cache
 from ckptrun.checkpoint.checksum import checksum_of
 from ckptrun.checkpoint.commit import commit, write_file
 from ckptrun.checkpoint.manifest import Manifest
 from ckptrun.checkpoint.past_cache import BLOCK_BYTES
+from ckptrun.checkpoint.snapshot import Snapshot
+from ckptrun.checkpoint.state_file import read_state, write_state
 from ckptrun.errors import SaveError
 
 SIZES = [0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 12345]
@@ -127,3 +131,109 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(SaveError, match="No space left"):
         commit(str(tmp_path), "00000001-step-00000001", files, manifest, past_cache=True)
     assert list(tmp_path.iterdir()) == []
+
+
+PAGE = mmap.PAGESIZE
+HEAD = b"h" * PAGE  # what a torch file has before a tensor, filled up to a page
+
+
+def at_a_page(data: bytes) -> memoryview:
+    """The same bytes where a disk can read them."""
+    mapped = mmap.mmap(-1, len(data))
+    mapped.write(data)
+    return memoryview(mapped)
+
+
+def noted_writev(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> list[int]:
+    """Lengths of what was to be written as it lies; the first calls take so many bytes, or none: as ``answers`` say."""
+    calls: list[int] = []
+    left, writev, write = list(answers), os.writev, os.write
+
+    def noting(fd: int, parts: list[memoryview]) -> int:
+        calls.append(sum(map(len, parts)))
+        if not left:
+            return writev(fd, parts)
+        takes = left.pop(0)
+        if takes is None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        try:
+            return write(fd, b"".join(parts)[:takes])
+        finally:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+
+    monkeypatch.setattr(past_cache.os, "writev", noting)
+    return calls
+
+
+def test_what_begins_at_a_page_is_written_as_it_lies(
+    tmp_path: Path, flags: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = noted_writev(monkeypatch)
+    data = content(2 * BLOCK_BYTES + 2 * PAGE + 5)
+
+    def write(file: Any) -> None:
+        file.write(HEAD)
+        file.write(at_a_page(data))
+
+    record = write_file(str(tmp_path), "f", write, past_cache=True)
+    assert (tmp_path / "f").read_bytes() == HEAD + data
+    assert calls == [PAGE + BLOCK_BYTES, BLOCK_BYTES]  # the head goes along
+    assert flags == [False]  # two pages and five bytes at the end, through the cache
+    with (tmp_path / "f").open("rb", buffering=0) as file:
+        assert checksum_of(file) == (record.checksum, record.size_bytes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [None],
+        [100],
+        [PAGE],
+        [PAGE + 100],
+        [3 * PAGE],
+        [PAGE + BLOCK_BYTES, None],
+        [PAGE + BLOCK_BYTES, 5 * PAGE, 512],
+    ],
+    ids=str,
+)
+def test_a_disk_that_takes_less_of_what_lies_at_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[int | None]
+) -> None:
+    calls = noted_writev(monkeypatch, *answers)
+    data = content(5 * BLOCK_BYTES + 2 * PAGE + 5)
+
+    def write(file: Any) -> None:
+        file.write(HEAD)
+        file.write(at_a_page(data))
+
+    record = write_file(str(tmp_path), "f", write, past_cache=True)
+    assert (tmp_path / "f").read_bytes() == HEAD + data
+    assert len(calls) >= len(answers)
+    with (tmp_path / "f").open("rb", buffering=0) as file:
+        assert checksum_of(file) == (record.checksum, record.size_bytes)  # type: ignore[arg-type]
+
+
+def test_a_disk_that_is_full_while_it_writes_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, parts: list[memoryview]) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(past_cache.os, "writev", full)
+    manifest = Manifest(run_id="r", sequence=1, step=1, epoch=0, reason="periodic")
+    files = {"state.ckpt": lambda file: file.write(at_a_page(content(BLOCK_BYTES)))}
+    with pytest.raises(SaveError, match="No space left"):
+        commit(str(tmp_path), "00000001-step-00000001", files, manifest, past_cache=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copied_state_goes_to_the_disk_as_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = noted_writev(monkeypatch)
+    state = {"a": torch.randn(3 << 18), "b": torch.randn(3 << 18), "c": torch.zeros(3)}
+    copied = Snapshot().take(state)
+    write_file(str(tmp_path), "state.ckpt", lambda file: write_state(file, copied), past_cache=True)
+    assert sum(calls) > 2 * (3 << 20)
+    found = read_state(str(tmp_path / "state.ckpt"))
+    assert all(torch.equal(found[name], state[name]) for name in state)

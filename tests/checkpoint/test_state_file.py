@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import pathlib
 import threading
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +35,7 @@ def make_state() -> dict[str, Any]:
 
 
 @pytest.fixture
-def written(tmp_path: pathlib.Path) -> tuple[str, FileRecord]:
+def written(tmp_path: Path) -> tuple[str, FileRecord]:
     record = write_file(str(tmp_path), "state.ckpt", lambda f: write_state(f, make_state()))
     return str(tmp_path / "state.ckpt"), record
 
@@ -76,7 +79,7 @@ def test_an_ordinary_torch_file(written: tuple[str, FileRecord]) -> None:
     assert_same(torch.load(path, weights_only=True, mmap=True))
 
 
-def test_files_that_torch_wrote_itself_are_read(tmp_path: pathlib.Path) -> None:
+def test_files_that_torch_wrote_itself_are_read(tmp_path: Path) -> None:
     torch.save(make_state(), tmp_path / "zip.ckpt")
     assert_same(read_state(str(tmp_path / "zip.ckpt")))
     torch.save(make_state(), tmp_path / "legacy.ckpt", _use_new_zipfile_serialization=False)
@@ -161,7 +164,7 @@ def test_nothing_is_interpreted_before_its_checksum_was_right(
         read_state(path, checksum=record.checksum)
 
 
-def test_not_a_torch_file(tmp_path: pathlib.Path) -> None:
+def test_not_a_torch_file(tmp_path: Path) -> None:
     for name, data in {"empty": b"", "text": b"not a checkpoint\n" * 100, "zip": b"PK\x03\x04" * 50}.items():
         path = tmp_path / name
         path.write_bytes(data)
@@ -170,7 +173,7 @@ def test_not_a_torch_file(tmp_path: pathlib.Path) -> None:
         assert str(path) in raised.value.message
 
 
-def test_missing(tmp_path: pathlib.Path) -> None:
+def test_missing(tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpointError, match="is missing"):
         read_state(str(tmp_path / "state.ckpt"))
 
@@ -189,7 +192,7 @@ def test_a_checksum_of_another_kind(written: tuple[str, FileRecord]) -> None:
         read_state(written[0], checksum="blake3:00")
 
 
-def test_objects_that_would_run_code(tmp_path: pathlib.Path) -> None:
+def test_objects_that_would_run_code(tmp_path: Path) -> None:
     path = tmp_path / "foreign.ckpt"
     torch.save({"hyper_parameters": {"path": pathlib.PurePosixPath("x")}}, path)
     with pytest.raises(IncompatibleError, match=r"pathlib\.PurePosixPath"):
@@ -229,7 +232,27 @@ def test_an_io_error_within_torchs_reader_stays_one(written: tuple[str, FileReco
     assert not isinstance(raised.value, DamagedCheckpointError)
 
 
-def test_missing_rights_are_no_damage(tmp_path: pathlib.Path) -> None:
+def test_missing_rights_are_no_damage(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpointError, match="Is a directory") as raised:
         read_state(str(tmp_path))
     assert not isinstance(raised.value, DamagedCheckpointError)
+
+
+def test_large_tensors_begin_at_pages_and_small_ones_take_none(tmp_path: Path) -> None:
+    """A page for each of many small ones would be most of the file."""
+    small = {str(number): torch.zeros(10) for number in range(1000)}
+    large = {str(number): torch.zeros(1 << 18) for number in range(3)}
+    before = torch.utils.serialization.config.save.storage_alignment
+    for name, state in (("small", small), ("large", large)):
+        with (tmp_path / name).open("wb") as file:
+            write_state(file, state)
+    assert torch.utils.serialization.config.save.storage_alignment == before
+    assert os.path.getsize(tmp_path / "small") < 1000 * 1024
+    with zipfile.ZipFile(tmp_path / "large") as archive, (tmp_path / "large").open("rb") as file:
+        tensors = [entry for entry in archive.infolist() if "/data/" in entry.filename]
+        assert len(tensors) == 3
+        for entry in tensors:
+            file.seek(entry.header_offset)
+            head = file.read(30)
+            lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+            assert (entry.header_offset + 30 + lengths) % mmap.PAGESIZE == 0

@@ -15,7 +15,7 @@ from ckptrun import Callback, DataModule
 from ckptrun.callbacks import OnExceptionCheckpoint
 from ckptrun.checkpoint.manifest import read_manifest
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
-from ckptrun.fit.capture import epoch_of, rank_file, read_checkpoint, read_init_weights, size_of
+from ckptrun.fit.capture import epoch_of, rank_file, read_checkpoint, read_init_weights
 
 
 class Counts(DataModule):
@@ -252,10 +252,6 @@ def test_every_save_of_an_epochs_end_names_the_same_epoch(tmp_path: Path) -> Non
     assert read_manifest(str(folder / os.listdir(folder)[0])).epoch == 0
 
 
-def test_size_of_counts_tensors_wherever_they_are() -> None:
-    assert size_of({"a": [torch.zeros(3), (torch.zeros(2, dtype=torch.int8),)], "b": 5}) == 14
-
-
 def test_buffers_are_those_of_the_boundary(tmp_path: Path) -> None:
     """A stop in a validation, which a careless hook uses to change a buffer."""
 
@@ -272,9 +268,3 @@ def test_buffers_are_those_of_the_boundary(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(Careless(), loader(), loader(8, shuffle=False))
     assert float(state_of(newest(tmp_path))["state_dict"]["count"]) == 0
-
-
-def test_what_shares_a_storage_is_counted_once() -> None:
-    """As a file holds it: tied weights, views of a part."""
-    weight = torch.zeros(10, 10)
-    assert size_of({"a": weight, "b": [weight, weight[:3]], "c": torch.zeros(2)}) == 400 + 8

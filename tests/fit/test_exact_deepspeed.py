@@ -15,7 +15,7 @@ from rank_work import Event, Played, SharedServer, Work, assert_same, picture, p
 
 from ckptrun import Callback
 from ckptrun.callbacks import ModelCheckpoint
-from ckptrun.fit.capture import size_of
+from ckptrun.checkpoint.storages import size_of
 
 pytestmark = pytest.mark.deepspeed
 
