@@ -1,23 +1,28 @@
 """How long does training stand still for a save, beside a copy of the same state into a buffer that is kept?
 
-One training with a state of 1 GB (weights and Adam's two moments) saves now and then, and in between copies the same
-tensors into its own kept buffers, as the fastest thing that could be done. From the times between steps:
+One training with a state of 1 GB (weights and Adam's two moments) does three things in turn, some steps apart:
 
-    stop       how much longer the longest step after a save was than the longest of as many without one, in copies
-    loop       how much longer the steps from a save until its commit took than as many steps without one, in copies
+    save       a checkpoint, as ckptrun makes it beside training
+    copy       the same tensors into kept buffers of the benchmark's own, as the fastest thing that could be done
+    raw write  another process writes as many bytes from its own memory, past the page cache where that goes
+
+From how much longer than the quiet steps between them the steps were that follow, medians over all saves:
+
+    stop       of the step that a save lengthened most, in copies; for the first save, the median of five trainings
+    loop       of all steps from a save to its commit, in copies
     memory     how much more memory training needs at its peak than the same training without saves, in states
+
+Steps are mostly the optimizer's and so all memory traffic, which is the worst neighbour for a copy and a write. Bytes
+that go to a disk pass through that memory too, and in a virtual machine through the host's processors. What that alone
+costs is what the raw write shows; no save can be cheaper than it and a copy together, so the limit of the loop is 1.3
+times both.
 
 The writing thread needs a processor now and then. Training is therefore given all but one of those that there are, as
 where a GPU does the work; the same with all of them is printed below, where what the thread takes comes on top.
 
-Bytes that go to a disk pass through the memory that training uses too. What that alone costs is the third thing that is
-measured: in a training without saves another process writes as many bytes from its own memory, at the same steps, as
-fast as it can be done. Where a copy is quick and the disk slow, that is about a copy, and no save can be cheaper than
-both together: the limit of the loop is 1.3 copies, or 1.3 times a copy and such a raw write where that is more.
+Ends with 1 where a figure is over its limit.
 
-Prints medians over the saves, and ends with 1 where one is over its limit.
-
-    python benchmarks/save_stall.py [--mb 1000] [--saves 20] [--every 14] [--folder FOLDER]
+    python benchmarks/save_stall.py [--mb 1000] [--saves 20] [--folder FOLDER]
 """
 
 from __future__ import annotations
@@ -28,11 +33,13 @@ import math
 import mmap
 import os
 import resource
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +51,10 @@ from ckptrun.callbacks import ModelCheckpoint
 
 LIMIT_STOP, LIMIT_LOOP, LIMIT_MEMORY = 1.3, 1.3, 1.1
 WIDTH = 1024
+
+# In steps: a save at each multiple of EVERY is booked under that step, the others so many steps later.
+EVERY, COPY, RAW, SPAN = 20, 8, 12, 5
+QUIET = (*range(SPAN + 1, COPY), COPY + 1, COPY + 2, *range(RAW + SPAN, EVERY))
 
 
 class Model(Module):
@@ -63,38 +74,33 @@ class Model(Module):
 
 
 class Stopwatch(Callback):
-    """Notes when each step ended; between the saves it copies the state itself, and notes how long that took.
+    """Notes when each step ended, and does what is done in turn with saves."""
 
-    Args:
-        raw: writes as many bytes, in place of a save, whenever one is due.
-    """
-
-    def __init__(self, every: int, raw: RawWriter | None) -> None:
-        self.every, self.raw = every, raw
+    def __init__(self, raw: RawWriter) -> None:
+        self.raw = raw
         self.ended: dict[int, float] = {}  # by step
-        self.copy_s: list[float] = []
         self.committed: dict[int, float] = {}
         self._kept: list[torch.Tensor] = []
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        # After everything that the step before had to do.
+        # After everything that the step before had to do: what follows is booked under the step to come.
         step = trainer.global_step
         self.ended[step] = time.perf_counter()
         if trainer.checkpoints.head is not None:
             self.committed.setdefault(trainer.checkpoints.head.step, self.ended[step])
-        if self.raw is not None and step and step % self.every == 0:
-            self.raw.begin()
-        if step and step % self.every == self.every // 2:
-            if self.raw is not None and step > self.every:
-                self.raw.wait()
+        if step < EVERY:
+            return
+        if step % EVERY == COPY - 1:
             tensors = [t for t in state_of(trainer) if t.numel() > 1]
             if not self._kept:
                 self._kept = [torch.empty_like(tensor).fill_(0) for tensor in tensors]
-            before = time.perf_counter()
+                self.ended[step] = time.perf_counter()
             for kept, tensor in zip(self._kept, tensors, strict=True):
                 kept.copy_(tensor)
-            self.copy_s.append(time.perf_counter() - before)
-            self.ended[step] = time.perf_counter()  # the copy is no part of a step
+        if step % EVERY == RAW - 1:
+            self.raw.begin()
+        if step % EVERY == RAW + SPAN - 1:
+            self.raw.ended_in_time()
 
 
 def state_of(trainer: Any) -> list[torch.Tensor]:
@@ -123,6 +129,12 @@ class RawWriter:
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
+
+    def ended_in_time(self) -> None:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], 0)[0]:
+            raise SystemExit("a raw write took longer than the steps that are counted")
+        self.wait()
 
     def wait(self) -> None:
         assert self._process.stdout is not None
@@ -156,60 +168,72 @@ def write_when_told(size_bytes: int, folder: str) -> None:
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """One training in this process."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    model = Model(options.mb)
+    torch.set_num_threads(options.threads)
+    model, saves = Model(options.mb), options.child == "saves"
     state_bytes = 3 * sum(t.numel() * t.element_size() for t in model.parameters())
-    raw = RawWriter(state_bytes, options.folder) if options.child == "raw" else None
-    every, watch = options.every, Stopwatch(options.every, raw)
-    steps = every * options.saves + every
-    saving = [] if raw is not None else [ModelCheckpoint(every_n_train_steps=every)]
+    watch = Stopwatch(RawWriter(state_bytes, options.folder))
+    steps = EVERY * (options.saves + 1 if saves else 2)
     with tempfile.TemporaryDirectory(prefix=".save-stall-", dir=options.folder) as folder:
         trainer = Trainer(
             default_root_dir=folder,
             max_steps=steps,
             max_epochs=-1,
-            callbacks=[*saving, watch],
+            callbacks=[*([ModelCheckpoint(every_n_train_steps=EVERY)] if saves else []), watch],
             logger=False,
             enable_progress_bar=False,
-            enable_checkpointing=bool(saving),
+            enable_checkpointing=saves,
         )
         trainer.fit(model, [torch.randn(2, WIDTH)] * (steps + 1))
-    if raw is not None:
-        raw.close()
+    watch.raw.close()
     return {
         "ended": watch.ended,
         "committed": watch.committed,
-        "copy_s": statistics.median(watch.copy_s),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "state_bytes": state_bytes,
     }
 
 
-def in_a_child(kind: str, threads: int) -> dict[str, Any]:
+def in_a_child(kind: str, threads: int, *more: str) -> dict[str, Any]:
     """What :func:`train` gives, from a process of its own: memory that was used once is not always given back."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--child", kind, "--threads", str(threads)]
+    command = [sys.executable, __file__, *sys.argv[1:], "--child", kind, "--threads", str(threads), *more]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 
-def stalls(found: dict[str, Any], every: int, saves: int) -> tuple[list[float], list[float]]:
-    """For each save the longest stop and how much the loop was lengthened, in copies."""
+@dataclass(frozen=True)
+class Lengthened:
+    """By how much the steps were longer than quiet ones, in seconds."""
+
+    copy_s: float
+    raw_s: float  # all steps beside a raw write
+    save_s: float  # all steps from a save to its commit
+    stop_s: float  # the one that a save lengthened most
+    first_stop_s: float  # of the first save, which finds nothing prepared by one before
+    quiet_s: float  # how long a quiet step takes
+
+
+def lengthened(found: dict[str, Any], saves: int) -> Lengthened:
     ended = {int(step): at for step, at in found["ended"].items()}
     took = {step: at - ended[step - 1] for step, at in ended.items() if step - 1 in ended}
-    span = every // 2 - 1
-    stops, loops = [], []
-    for save in (every * number for number in range(1, saves + 1)):
-        # A save at step n shows in the time until the hook of the next batch, which is booked under n.
-        after = [took[step] for step in range(save, save + span)]
-        before, later = range(save - span, save), range(save + span + 2, save + 2 * span + 2)
-        quiet = [[took[step] for step in steps if step in took] for steps in (before, later)]
-        stops.append((max(after) - statistics.mean(map(max, quiet))) / found["copy_s"])
-        loops.append((sum(after) - statistics.mean(map(statistics.mean, quiet)) * span) / found["copy_s"])
-        if found["committed"] and found["committed"].get(str(save), math.inf) > ended[save + span - 1]:
-            raise SystemExit(f"the save at step {save} ended after the steps that are counted: raise --every")
-    return stops, loops
+    starts = [EVERY * number for number in range(1, saves + 1)]
+    for start in starts:
+        if found["committed"].get(str(start), math.inf) > ended[start + SPAN - 1]:
+            raise SystemExit(f"the save at step {start} took longer than the steps that are counted")
+    quiet_s = statistics.median(took[start + at] for start in starts for at in QUIET if start + at in took)
+
+    def more_s(at: int) -> float:
+        return statistics.median(took[start + at] for start in starts if start + at in took) - quiet_s
+
+    by_save = [more_s(at) for at in range(SPAN)]
+    return Lengthened(
+        copy_s=more_s(COPY),
+        raw_s=sum(more_s(at) for at in range(RAW, RAW + SPAN)),
+        save_s=sum(by_save),
+        stop_s=max(by_save),
+        first_stop_s=took[EVERY] - quiet_s,
+        quiet_s=quiet_s,
+    )
 
 
 def main() -> int:
@@ -218,9 +242,6 @@ def main() -> int:
     )
     parser.add_argument("--mb", type=int, default=1000, help="size of the state (default: %(default)s)")
     parser.add_argument("--saves", type=int, default=20, help="(default: %(default)s)")
-    parser.add_argument(
-        "--every", type=int, default=14, help="steps from save to save (default: %(default)s)"
-    )
     parser.add_argument("--folder", default=str(Path(__file__).parent.parent), help="on the disk to measure")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
@@ -233,26 +254,29 @@ def main() -> int:
         print(json.dumps(train(options)))
         return 0
     cores = len(os.sched_getaffinity(0))
-    free = in_a_child("saves", max(1, cores - 1))
-    raw = in_a_child("raw", max(1, cores - 1))
-    stops, loops = stalls(free, options.every, options.saves)
-    _, raw_loops = stalls(raw, options.every, options.saves)
-    memory = (free["peak_bytes"] - raw["peak_bytes"]) / free["state_bytes"]
-    raw_loop = statistics.median(raw_loops)
-    print(f"a copy of {free['state_bytes'] / 1e6:.0f} MB takes {free['copy_s'] * 1e3:.0f} ms")
-    print(f"as many bytes written raw by another process lengthen the loop by {raw_loop:.2f} copies")
+    found, without = in_a_child("saves", max(1, cores - 1)), in_a_child("none", max(1, cores - 1))
+    free = lengthened(found, options.saves)
+    firsts = [free] + [
+        lengthened(in_a_child("saves", max(1, cores - 1), "--saves", "1"), 1) for _ in range(4)
+    ]
+    first = statistics.median(run.first_stop_s / run.copy_s for run in firsts)
+    raw = free.raw_s / free.copy_s
+    print(
+        f"state {found['state_bytes'] / 1e6:.0f} MB, quiet step {free.quiet_s:.3f} s, copy {free.copy_s:.3f} s"
+    )
+    print(f"loop lengthened by a raw write: {raw:.2f} copies")
     figures = (
-        ("longest stop", statistics.median(stops), LIMIT_STOP),
-        ("first save's stop", stops[0], LIMIT_STOP),
-        ("loop lengthened", statistics.median(loops), LIMIT_LOOP * max(1.0, 1.0 + raw_loop)),
-        ("memory", memory, LIMIT_MEMORY),
+        ("longest stop", free.stop_s / free.copy_s, LIMIT_STOP),
+        ("first save's stop", first, LIMIT_STOP),
+        ("loop lengthened by a save", free.save_s / free.copy_s, LIMIT_LOOP * (1 + max(0.0, raw))),
+        ("memory", (found["peak_bytes"] - without["peak_bytes"]) / found["state_bytes"], LIMIT_MEMORY),
     )
     for name, value, limit in figures:
         print(f"{name}: {value:.2f} (limit {limit:.2f})")
-    stops, loops = stalls(in_a_child("saves", cores), options.every, options.saves)
+    busy = lengthened(in_a_child("saves", cores), options.saves)
     print(
-        f"with all {cores} processors busy training: longest stop {statistics.median(stops):.2f}, "
-        f"loop {statistics.median(loops):.2f}"
+        f"with all {cores} processors busy training: copy {busy.copy_s:.3f} s, longest stop "
+        f"{busy.stop_s / busy.copy_s:.2f}, loop {busy.save_s / busy.copy_s:.2f}, raw {busy.raw_s / busy.copy_s:.2f}"
     )
     return int(any(value > limit for _, value, limit in figures))
 
