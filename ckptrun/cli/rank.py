@@ -8,10 +8,12 @@ fork would share between ranks.
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from ckptrun.config.run_config import ClassSpec, RunConfig
 from ckptrun.errors import ConfigError
+from ckptrun.launch.heavy_imports import FOR_ONE_RANK, FOR_OPTIMIZERS, collector_paused, import_all
 from ckptrun.records import Fn, Outcome
 
 if TYPE_CHECKING:
@@ -45,11 +47,18 @@ class RankWork:
             ConfigError: the config does not fit the classes that it names.
             UserCodeError: the user's module or ``__init__`` raised.
         """
+        with collector_paused():
+            import_all(FOR_ONE_RANK)
+            gc.freeze()
         from ckptrun.fit.random_state import seed_everything
 
         # As the rank does, so that weights begin the same wherever the model is built.
         seed_everything(self._config.trainer.seed)
         self._built = self._build()
+        if self._fn == "fit":
+            # Not before: it reads the environment, which the user's module may set.
+            with collector_paused():
+                import_all(FOR_OPTIMIZERS)
 
     def __call__(self, context: RankContext) -> Outcome:
         from ckptrun.fit.rank_main import run_rank

@@ -19,7 +19,6 @@ server itself is killed, the kernel kills its children.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import select
@@ -27,9 +26,16 @@ import signal
 import socket
 import sys
 import weakref
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from ckptrun.launch.heavy_imports import (
+    FOR_OPTIMIZERS,
+    FOR_RANKS,
+    FOR_STRATEGY,
+    FOR_THE_AGENT,
+    collector_paused,
+    import_all,
+)
 from ckptrun.launch.parent_death import adopt_orphans, die_with_parent, hold_signals, release_signals
 from ckptrun.launch.plan import ALSO_IMPORTED
 from ckptrun.launch.spawned import call, execute, leave
@@ -52,51 +58,20 @@ def main() -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     server = Server(control, wake_read, spawns=method == "spawn", under_nohup=under_nohup)
     if method == "fork":
-        # What imports make stays for good: looking through it for garbage again and again takes a quarter of the
-        # time, and would copy its pages in every child.
-        gc.disable()
-        _import(_FOR_THE_AGENT)
-        server.take_what_waits()
-        _import(_FOR_RANKS)
-        _import(_FOR_STRATEGY.get(os.environ.get(ALSO_IMPORTED, ""), ()))
-        if fn == "fit":
-            _import(_FOR_OPTIMIZERS)
-        gc.freeze()
-        gc.enable()
+        with collector_paused():
+            import_all(FOR_THE_AGENT)
+            server.take_what_waits()
+            import_all(FOR_RANKS)
+            import_all(FOR_STRATEGY.get(os.environ.get(ALSO_IMPORTED, ""), ()))
+            if fn == "fit":
+                import_all(FOR_OPTIMIZERS)
+            gc.freeze()
     # From here on not killed with the supervisor: it sees the socket close, and ends what it has started first.
     die_with_parent(parent, signal.SIGURG)
     _send(control, {"op": "ready", "pid": os.getpid()})
     server.serve()
     # Not by way of the interpreter's end, which takes its time with all that was imported and does nothing for us.
     os._exit(0)
-
-
-_FOR_THE_AGENT = ("torch", "torch.distributed", "ckptrun.launch.elastic_agent")
-_FOR_RANKS = (
-    "torch.nn.parallel",
-    "ckptrun.launch.rank_process",
-    "ckptrun.fit.rank_main",
-    "ckptrun.strategies.ddp",
-)
-_FOR_OPTIMIZERS = ("torch._dynamo",)
-# The last one is imported by the first engine that is made, and takes three times as long as the rest of DeepSpeed.
-_FOR_STRATEGY = {
-    "deepspeed": (
-        "ckptrun.strategies.deepspeed",
-        "deepspeed",
-        "deepspeed.runtime.zero.muon.muon_optimizer",
-    )
-}
-
-
-def _import(names: Sequence[str]) -> None:
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            if name in _FOR_THE_AGENT + _FOR_RANKS:
-                raise
-            return  # whoever needs it says what is missing
 
 
 class Server:

@@ -99,7 +99,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """One that imports nothing: what it imports makes no difference here, and takes seconds."""
     boot = (
         f"import sys; sys.path[:] = {sys.path!r}; import ckptrun.launch.fork_server as server; "
-        "server._import = server._cuda_was_touched = lambda *_: False; "
+        "server.import_all = server._cuda_was_touched = lambda *_: False; "
         # As what it imports does: what libraries do at exit is registered, and there is something of its own to do.
         "import logging, multiprocessing.util, os, weakref; weakref.finalize(server, os._exit, 99); "
         "server.main()"
