@@ -6,11 +6,13 @@ One training with a state of 1 GB (weights and Adam's two moments) does three th
     copy       the same tensors into kept buffers of the benchmark's own, as the fastest thing that could be done
     raw write  another process writes as many bytes from its own memory, past the page cache where that goes
 
-From how much longer than the quiet steps between them the steps were that follow, medians over all saves:
+From how much longer the steps that follow were than the quiet ones between them, medians over all saves:
 
     stop       of the step that a save lengthened most, in copies; for the first save, the median of five trainings
     loop       of all steps from a save to its commit, in copies
     memory     how much more memory training needs at its peak than the same training without saves, in states
+
+No loader worker is forked here; that a fork does not make the next copy slow is for a test to show.
 
 Steps are mostly the optimizer's and so all memory traffic, which is the worst neighbour for a copy and a write. Bytes
 that go to a disk pass through that memory too, and in a virtual machine through the host's processors. What that alone
@@ -28,6 +30,8 @@ Ends with 1 where a figure is over its limit.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import math
 import mmap
@@ -153,13 +157,12 @@ def write_when_told(size_bytes: int, folder: str) -> None:
     view, path = memoryview(memory), os.path.join(folder, f".save-stall-raw-{os.getpid()}")
     print("ready", flush=True)
     for _ in sys.stdin:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            fd = os.open(path, flags | os.O_DIRECT)
-        except OSError:
-            fd = os.open(path, flags)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
         for start in range(0, len(memory), block_bytes):
-            os.write(fd, view[start : start + block_bytes])
+            if os.write(fd, view[start : start + block_bytes]) != block_bytes:
+                raise SystemExit("the disk took less than a block")
         os.fsync(fd)
         os.close(fd)
         os.unlink(path)
@@ -220,19 +223,20 @@ def lengthened(found: dict[str, Any], saves: int) -> Lengthened:
     for start in starts:
         if found["committed"].get(str(start), math.inf) > ended[start + SPAN - 1]:
             raise SystemExit(f"the save at step {start} took longer than the steps that are counted")
-    quiet_s = statistics.median(took[start + at] for start in starts for at in QUIET if start + at in took)
+    # Each time is compared with the quiet steps around it: a shared machine is not the same all the while.
+    quiet_s = {start: statistics.median(took[start + at] for at in QUIET) for start in starts}
 
-    def more_s(at: int) -> float:
-        return statistics.median(took[start + at] for start in starts if start + at in took) - quiet_s
+    def more_s(start: int, steps: range) -> list[float]:
+        return [took[start + at] - quiet_s[start] for at in steps]
 
-    by_save = [more_s(at) for at in range(SPAN)]
+    after_save = [more_s(start, range(SPAN)) for start in starts]
     return Lengthened(
-        copy_s=more_s(COPY),
-        raw_s=sum(more_s(at) for at in range(RAW, RAW + SPAN)),
-        save_s=sum(by_save),
-        stop_s=max(by_save),
-        first_stop_s=took[EVERY] - quiet_s,
-        quiet_s=quiet_s,
+        copy_s=statistics.median(more_s(start, range(COPY, COPY + 1))[0] for start in starts),
+        raw_s=statistics.median(sum(more_s(start, range(RAW, RAW + SPAN))) for start in starts),
+        save_s=statistics.median(map(sum, after_save)),
+        stop_s=statistics.median(map(max, after_save)),
+        first_stop_s=after_save[0][0],
+        quiet_s=statistics.median(quiet_s.values()),
     )
 
 
@@ -259,7 +263,7 @@ def main() -> int:
     firsts = [free] + [
         lengthened(in_a_child("saves", max(1, cores - 1), "--saves", "1"), 1) for _ in range(4)
     ]
-    first = statistics.median(run.first_stop_s / run.copy_s for run in firsts)
+    first = statistics.median(run.first_stop_s for run in firsts) / free.copy_s
     raw = free.raw_s / free.copy_s
     print(
         f"state {found['state_bytes'] / 1e6:.0f} MB, quiet step {free.quiet_s:.3f} s, copy {free.copy_s:.3f} s"

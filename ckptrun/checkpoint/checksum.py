@@ -62,7 +62,7 @@ class HashingWriter(io.RawIOBase):
     def __init__(self, raw: RawWriter, path: str) -> None:
         super().__init__()
         self._gathers = isinstance(raw, PastCacheWriter)  # then it says itself when bytes are on the disk
-        # Past the cache a piece is not copied, and each waits for the disk.
+        # Past the cache a piece is not copied after it was hashed, and each waits for the disk.
         self._piece_bytes = BLOCK_BYTES if self._gathers else CHUNK_BYTES
         self._raw = raw
         self._path = path

@@ -3,8 +3,8 @@
 A save in the background shares the machine with training. Through the page cache each of its bytes is copied into a
 page that has to be found first (and, in a virtual machine, often to be got from the host, which costs several times
 the copy), and the pages of the data set that training reads are thrown out for it. Here the kernel hands them to the
-disk from where they lie (``O_DIRECT``), a block at a time: large pieces that begin at a page are not even copied into a
-block, which would keep the interpreter from training meanwhile.
+disk from where they lie (``O_DIRECT``), a block at a time: large pieces that begin at a sector are not even copied into
+a block, which would keep the interpreter from training meanwhile.
 
 Decision: only for saves that training goes on beside. A checkpoint of a stop is read again soon, often on the same
 host, and is better off in the cache. Turned down: dropping the pages after the write (``POSIX_FADV_DONTNEED``), for
@@ -22,10 +22,17 @@ from typing import IO, Final
 from ckptrun import faults
 
 BLOCK_BYTES = 4 << 20
-"""So much is written by one call; a multiple of every disk's sector."""
+"""So much is gathered for one call; a multiple of every disk's sector."""
 
-# A call waits for the disk, so smaller pieces are gathered.
-_IN_PLACE_BYTES: Final = 1 << 20
+SECTOR_BYTES: Final = 4096
+"""What is handed to the disk has to begin, in memory and in the file, and end at a multiple of this.
+
+Not the machine's page, which may have 64 kB: torch's files cannot begin a tensor at each of those (the field of the zip
+format that fills up to there holds 65,535 bytes, and torch does not notice where it takes more).
+"""
+
+LARGE_BYTES: Final = 1 << 20
+"""Pieces from here on are written as they lie, for a call waits for the disk. Tensors of that size are laid out so."""
 
 # Kept for the next file: a page that is touched first has to be cleared, or got from the host, by the kernel.
 _kept_blocks: Final[list[memoryview]] = []
@@ -35,6 +42,10 @@ _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)  # Linux
 
 class PastCacheWriter:
     """Gathers what is written into aligned blocks and hands whole ones to the disk; :meth:`finish` writes the rest.
+
+    A large piece goes to the disk from where it lies, behind what is gathered. As long as writes go past the cache the
+    file's position is at a sector, so a block that is filled up to a sector ends at one of the file. Whether a piece
+    begins where the disk can read it is for the kernel to say.
 
     Where the file system takes no such writes, they go through its cache like any other.
 
@@ -48,24 +59,23 @@ class PastCacheWriter:
         self._path = path
         self._begun = False
         kept = _kept_blocks.pop() if _kept_blocks else None
-        # What is mapped begins at a page.
+        # What is mapped begins at a sector.
         self._view = kept if kept is not None else memoryview(mmap.mmap(-1, BLOCK_BYTES))
         self._filled = 0
         self._direct = False
         self._untried = bool(_O_DIRECT)
-        self._in_place = True  # until the disk does not take a piece as it lies
 
     def write(self, data: memoryview, /) -> int:
-        """Take a part of ``data``: what fits into the block, or all whole pages; returns how many bytes.
+        """Take a part of ``data``: what fits into the block, or all whole sectors; returns how many bytes.
 
         Raises:
             OSError: the disk is full, a quota is used up, or the device failed.
         """
-        pages_bytes = len(data) - len(data) % mmap.PAGESIZE
-        if self._in_place and pages_bytes >= _IN_PLACE_BYTES and self._filled % mmap.PAGESIZE == 0:
+        whole_bytes = len(data) - len(data) % SECTOR_BYTES
+        if whole_bytes >= LARGE_BYTES and self._filled % SECTOR_BYTES == 0:
             self._try()
             if self._direct:
-                count = self._hand_on_as_it_lies(data[:pages_bytes])
+                count = self._hand_on_as_it_lies(data[:whole_bytes])
                 if count:
                     return count
         count = min(len(data), len(self._view) - self._filled)
@@ -96,13 +106,12 @@ class PastCacheWriter:
         try:
             written = os.writev(self._fd, [self._view[: self._filled], data])
         except OSError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno not in (errno.EINVAL, errno.EFAULT):
                 raise
-            self._in_place = False  # it begins where this disk cannot read
-            return 0
+            return 0  # it begins, or is mapped, where this disk cannot read
         self._has_begun()
-        if written % mmap.PAGESIZE:
-            self._through_cache()  # a short write has left the pages
+        if written % SECTOR_BYTES:
+            self._through_cache()  # a short write has left the sectors
         left = max(0, self._filled - written)
         self._view[:left] = self._view[self._filled - left : self._filled]
         count = max(0, written - self._filled)
@@ -123,7 +132,7 @@ class PastCacheWriter:
                 raise OSError(errno.EIO, "a write took no bytes", self._path)
             self._has_begun()
             rest = rest[written:]
-            if rest and self._direct and written % mmap.PAGESIZE:
+            if rest and self._direct and written % SECTOR_BYTES:
                 self._through_cache()  # a short write has left the block's alignment
         self._filled = 0
 

@@ -5,7 +5,7 @@ an ordinary torch file, for ``torch.load`` with ``weights_only=True`` and with `
 do not hold the CRC (``ZIP_CRC`` says so in the manifest), so ``unzip -t`` and Python's ``zipfile`` call it
 damaged, and the manifest's checksum is what counts. Turned down: the CRC, which makes a save up to twice as
 long; a zip writer of our own, which would have to follow torch's format. Where tensors are large, each begins at a
-page of the file, so that it goes to the disk from where it lies in memory (:mod:`ckptrun.checkpoint.past_cache`).
+sector of the file, so that it goes to the disk from where it lies in memory (:mod:`ckptrun.checkpoint.past_cache`).
 
 Reading compares the checksum of all bytes before any of them is used, and loads through the same open file, so
 that what was checked is what is loaded even where the folder is deleted meanwhile. A large file is hashed by a
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,9 +25,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, Final
 
 import torch
+from torch.utils.serialization import config
 
 from ckptrun import faults
 from ckptrun.checkpoint.checksum import RawReader, checksum_of
+from ckptrun.checkpoint.past_cache import LARGE_BYTES, SECTOR_BYTES
 from ckptrun.checkpoint.storages import storage_sizes
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 from ckptrun.records import Damage
@@ -36,9 +37,8 @@ from ckptrun.storage.retry import Patience, forget_cached
 
 ZIP_CRC: Final = False  # goes into the manifest as ``zip_crc``
 
-LARGE_BYTES = 32 << 20  # from here on a thread that hashes is worth its start
+_HASHED_BESIDE_BYTES: Final = 32 << 20  # from here on a thread that hashes is worth its start
 _options = threading.Lock()  # older torch keeps its options for the process, newer for the thread
-_PAGES_FROM_BYTES: Final = 1 << 20  # storages of this mean size: a page for each is nothing then
 
 
 def write_state(f: BinaryIO, state: Any) -> None:
@@ -53,8 +53,8 @@ def write_state(f: BinaryIO, state: Any) -> None:
             OSError.
     """
     sizes = storage_sizes(state)
-    pages = sum(sizes) >= _PAGES_FROM_BYTES * max(1, len(sizes))
-    with _options, _without_crc(), _at_pages() if pages else contextlib.nullcontext():
+    large = sum(sizes) >= LARGE_BYTES * max(1, len(sizes))  # on average: a sector for each is nothing then
+    with _options, _without_crc(), _at_sectors() if large else contextlib.nullcontext():
         torch.save(state, f)
 
 
@@ -69,14 +69,14 @@ def _without_crc() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _at_pages() -> Iterator[None]:
-    """Each storage begins at a page of the file, where torch can do that."""
-    options: Any = torch.utils.serialization.config.save
+def _at_sectors() -> Iterator[None]:
+    """Each storage begins at a sector of the file, where torch can do that."""
+    options: Any = config.save
     before = getattr(options, "storage_alignment", None)
     if before is None:  # older torch
         yield
         return
-    options.storage_alignment = mmap.PAGESIZE
+    options.storage_alignment = SECTOR_BYTES
     try:
         yield
     finally:
@@ -203,7 +203,7 @@ def _read(raw: _File, path: str, checksum: str | None, size_bytes: int | None) -
     found_bytes = os.fstat(raw.fileno()).st_size
     if checksum is None:
         return _load(raw, path)
-    if found_bytes < LARGE_BYTES:
+    if found_bytes < _HASHED_BESIDE_BYTES:
         wrong = _wrong_checksum(raw, path, checksum)
         raw.seek(0)
         if wrong is not None:

@@ -239,7 +239,10 @@ class CheckpointWriter:
         tensors = list(tensors)
         if sum(tensor.numel() * tensor.element_size() for tensor in tensors) < _WORTH_PREPARING_BYTES:
             return
-        buffers = self._snapshot.reserve(tensors)
+        try:
+            buffers = self._snapshot.reserve(tensors)
+        except NO_MEMORY:
+            return  # the save that needs them says so
 
         def touch() -> None:
             for buffer in buffers:

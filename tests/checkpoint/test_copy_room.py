@@ -5,12 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+from typing import Any, cast
 
 import pytest
 import torch
 
+from ckptrun.checkpoint import copy_room, snapshot
 from ckptrun.checkpoint.copy_room import MAPPED_BYTES, room_for
 from ckptrun.checkpoint.snapshot import Snapshot
+from ckptrun.fit.checkpoint_writer import CheckpointWriter
 
 
 @pytest.mark.parametrize(
@@ -37,8 +40,8 @@ def test_no_memory_is_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forked_child_does_not_make_the_next_copy_slow() -> None:
     """As a loader's worker at the begin of an epoch: pages that are shared with it would each be copied first."""
-    snapshot, state = Snapshot(), {"a": torch.zeros(8 << 20), "b": torch.zeros(8 << 20)}
-    snapshot.take(state)
+    kept, state = Snapshot(), {"a": torch.zeros(8 << 20), "b": torch.zeros(8 << 20)}
+    kept.take(state)
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -46,11 +49,41 @@ def test_a_forked_child_does_not_make_the_next_copy_slow() -> None:
         os._exit(0)
     try:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        snapshot.take(state)
+        kept.take(state)
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     finally:
         os.write(writes, b"x")
         os.waitpid(child, 0)
         os.close(writes)
         os.close(reads)
-    assert faults < snapshot.size_bytes // mmap.PAGESIZE // 10
+    assert faults < kept.size_bytes // mmap.PAGESIZE // 10
+
+
+def test_a_forked_child_may_let_go_of_a_copy() -> None:
+    """Its collector finds what it inherited; where that lay there must be nothing of its own by then."""
+    rooms = [room_for(torch.zeros(1 << 20).untyped_storage()) for _ in range(4)]
+    child = os.fork()
+    if child == 0:
+        own = [
+            mmap.mmap(-1, rooms[0].nbytes(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(8)
+        ]
+        rooms.clear()
+        for mapped in own:
+            mapped.write(b"x" * len(mapped))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_kernel_that_does_not_know_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_room, "_MADV_WIPEONFORK", 12345)
+    assert room_for(torch.zeros(1 << 20).untyped_storage()).nbytes() == 4 << 20
+
+
+def test_no_memory_for_what_a_save_will_need_is_said_by_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(snapshot, "room_for", refuses)
+    writer = CheckpointWriter(cast(Any, None), "")
+    writer.prepare([torch.zeros(8 << 20)])
+    assert writer.wait() is None

@@ -133,11 +133,11 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-PAGE = mmap.PAGESIZE
-HEAD = b"h" * PAGE  # what a torch file has before a tensor, filled up to a page
+SECTOR = past_cache.SECTOR_BYTES
+HEAD = b"h" * SECTOR  # what a torch file has before a tensor, filled up to a sector
 
 
-def at_a_page(data: bytes) -> memoryview:
+def at_a_sector(data: bytes) -> memoryview:
     """The same bytes where a disk can read them."""
     mapped = mmap.mmap(-1, len(data))
     mapped.write(data)
@@ -167,20 +167,20 @@ def noted_writev(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> list[
     return calls
 
 
-def test_what_begins_at_a_page_is_written_as_it_lies(
+def test_what_begins_at_a_sector_is_written_as_it_lies(
     tmp_path: Path, flags: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = noted_writev(monkeypatch)
-    data = content(2 * BLOCK_BYTES + 2 * PAGE + 5)
+    data = content(2 * BLOCK_BYTES + 2 * SECTOR + 5)
 
     def write(file: Any) -> None:
         file.write(HEAD)
-        file.write(at_a_page(data))
+        file.write(at_a_sector(data))
 
     record = write_file(str(tmp_path), "f", write, past_cache=True)
     assert (tmp_path / "f").read_bytes() == HEAD + data
-    assert calls == [PAGE + BLOCK_BYTES, BLOCK_BYTES]  # the head goes along
-    assert flags == [False]  # two pages and five bytes at the end, through the cache
+    assert calls == [SECTOR + BLOCK_BYTES, BLOCK_BYTES]  # the head goes along
+    assert flags == [False]  # two sectors and five bytes at the end, through the cache
     with (tmp_path / "f").open("rb", buffering=0) as file:
         assert checksum_of(file) == (record.checksum, record.size_bytes)  # type: ignore[arg-type]
 
@@ -190,23 +190,23 @@ def test_what_begins_at_a_page_is_written_as_it_lies(
     [
         [None],
         [100],
-        [PAGE],
-        [PAGE + 100],
-        [3 * PAGE],
-        [PAGE + BLOCK_BYTES, None],
-        [PAGE + BLOCK_BYTES, 5 * PAGE, 512],
+        [SECTOR],
+        [SECTOR + 100],
+        [3 * SECTOR],
+        [SECTOR + BLOCK_BYTES, None],
+        [SECTOR + BLOCK_BYTES, 5 * SECTOR, 512],
     ],
     ids=str,
 )
-def test_a_disk_that_takes_less_of_what_lies_at_a_page(
+def test_a_disk_that_takes_less_of_what_lies_at_a_sector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[int | None]
 ) -> None:
     calls = noted_writev(monkeypatch, *answers)
-    data = content(5 * BLOCK_BYTES + 2 * PAGE + 5)
+    data = content(5 * BLOCK_BYTES + 2 * SECTOR + 5)
 
     def write(file: Any) -> None:
         file.write(HEAD)
-        file.write(at_a_page(data))
+        file.write(at_a_sector(data))
 
     record = write_file(str(tmp_path), "f", write, past_cache=True)
     assert (tmp_path / "f").read_bytes() == HEAD + data
@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_while_it_writes_as_it_lies(
 
     monkeypatch.setattr(past_cache.os, "writev", full)
     manifest = Manifest(run_id="r", sequence=1, step=1, epoch=0, reason="periodic")
-    files = {"state.ckpt": lambda file: file.write(at_a_page(content(BLOCK_BYTES)))}
+    files = {"state.ckpt": lambda file: file.write(at_a_sector(content(BLOCK_BYTES)))}
     with pytest.raises(SaveError, match="No space left"):
         commit(str(tmp_path), "00000001-step-00000001", files, manifest, past_cache=True)
     assert list(tmp_path.iterdir()) == []
@@ -237,3 +237,21 @@ def test_a_copied_state_goes_to_the_disk_as_it_lies(tmp_path: Path, monkeypatch:
     assert sum(calls) > 2 * (3 << 20)
     found = read_state(str(tmp_path / "state.ckpt"))
     assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_one_piece_that_begins_elsewhere_leaves_the_others_as_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pickle of a state with very many tensors is large, and comes first."""
+    calls = noted_writev(monkeypatch)
+    odd, data = content((2 << 20) + 3), content(BLOCK_BYTES)
+    filled = bytes(-len(odd) % SECTOR)
+
+    def write(file: Any) -> None:
+        file.write(memoryview(b"x" + odd)[1:])
+        file.write(filled)
+        file.write(at_a_sector(data))
+
+    write_file(str(tmp_path), "f", write, past_cache=True)
+    assert (tmp_path / "f").read_bytes() == odd + filled + data
+    assert calls[-1] == len(odd + filled) + BLOCK_BYTES

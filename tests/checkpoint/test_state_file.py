@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import pathlib
 import threading
@@ -17,6 +16,7 @@ import torch
 from ckptrun import faults
 from ckptrun.checkpoint import state_file
 from ckptrun.checkpoint.commit import write_file
+from ckptrun.checkpoint.past_cache import SECTOR_BYTES
 from ckptrun.checkpoint.state_file import read_state, write_state
 from ckptrun.errors import DamagedCheckpointError, IncompatibleError, NoCheckpointError
 from ckptrun.records import FileRecord
@@ -48,7 +48,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A large file is hashed while torch reads it; here any file can be one."""
-    monkeypatch.setattr(state_file, "LARGE_BYTES", 0 if request.param == "large" else 1 << 40)
+    monkeypatch.setattr(state_file, "_HASHED_BESIDE_BYTES", 0 if request.param == "large" else 1 << 40)
     return str(request.param)
 
 
@@ -139,7 +139,7 @@ def test_what_was_read_of_a_damaged_large_file_is_dropped(
 ) -> None:
     """Also where torch made something of it, and where what it raised says nothing of damage."""
     path, record = written
-    monkeypatch.setattr(state_file, "LARGE_BYTES", 0)
+    monkeypatch.setattr(state_file, "_HASHED_BESIDE_BYTES", 0)
     wrong = f"{record.checksum[:-1]}{'0' if record.checksum[-1] != '0' else '1'}"
     with pytest.raises(DamagedCheckpointError, match="found the checksum"):
         read_state(path, checksum=wrong)
@@ -238,8 +238,8 @@ def test_missing_rights_are_no_damage(tmp_path: Path) -> None:
     assert not isinstance(raised.value, DamagedCheckpointError)
 
 
-def test_large_tensors_begin_at_pages_and_small_ones_take_none(tmp_path: Path) -> None:
-    """A page for each of many small ones would be most of the file."""
+def test_large_tensors_begin_at_sectors_and_small_ones_take_none(tmp_path: Path) -> None:
+    """A sector for each of many small ones would be most of the file."""
     small = {str(number): torch.zeros(10) for number in range(1000)}
     large = {str(number): torch.zeros(1 << 18) for number in range(3)}
     before = torch.utils.serialization.config.save.storage_alignment
@@ -255,4 +255,14 @@ def test_large_tensors_begin_at_pages_and_small_ones_take_none(tmp_path: Path) -
             file.seek(entry.header_offset)
             head = file.read(30)
             lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-            assert (entry.header_offset + 30 + lengths) % mmap.PAGESIZE == 0
+            assert (entry.header_offset + 30 + lengths) % SECTOR_BYTES == 0
+
+
+@pytest.mark.parametrize("short", [0, 1, 59, 60, 61, 62, 63, 64, 65, SECTOR_BYTES - 1])
+def test_what_fills_up_to_a_sector_fits_into_the_zip(tmp_path: Path, short: int) -> None:
+    """With sectors of 64 kB torch writes, without an error, what it then reads from a wrong place."""
+    sizes = [(4 << 20) - short, (1 << 20) + short, 3 << 20]
+    state = {str(number): torch.randint(256, (size,), dtype=torch.uint8) for number, size in enumerate(sizes)}
+    record = write_file(str(tmp_path), "state.ckpt", lambda file: write_state(file, state))
+    found = read_state(str(tmp_path / "state.ckpt"), checksum=record.checksum, size_bytes=record.size_bytes)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
