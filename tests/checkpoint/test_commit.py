@@ -126,15 +126,25 @@ def test_a_name_that_stands_is_not_overwritten(folder: str) -> None:
 
 # --- killed -------------------------------------------------------------------------------------------
 
+WAYS = pytest.mark.parametrize(
+    "past",
+    [(), ("past the cache",), ("as it lies",)],
+    ids=["through the cache", "past the cache", "as it lies"],
+)
 COMMIT_SCRIPT = """
+import mmap
 import sys
 from ckptrun.checkpoint import past_cache
 from ckptrun.checkpoint.commit import commit
 from ckptrun.checkpoint.manifest import Manifest
 past_cache.BLOCK_BYTES = 1 << 16
 folder, name, *past = sys.argv[1:]
+mapped = mmap.mmap(-1, 3_000_000)
+mapped.write(b"new" * 1_000_000)
+as_it_lies = [memoryview(mapped)]
+pieces = as_it_lies if past == ["as it lies"] else [b"new" * 50_000] * 20
 files = {
-    "state.ckpt": lambda f: [f.write(b"new" * 50_000) for _ in range(20)],
+    "state.ckpt": lambda f: [f.write(piece) for piece in pieces],
     "rank-0000.ckpt": lambda f: f.write(b"r"),
 }
 manifest = Manifest(run_id="r", sequence=2, step=20, epoch=0, reason="periodic")
@@ -142,7 +152,7 @@ commit(folder, name, files, manifest, past_cache=bool(past))
 """
 
 
-@pytest.mark.parametrize("past", [(), ("past the cache",)], ids=["through the cache", "past the cache"])
+@WAYS
 @pytest.mark.parametrize("point", COMMIT_POINTS)
 def test_killed_at_every_point(folder: str, point: str, past: tuple[str, ...]) -> None:
     ended = run_python(COMMIT_SCRIPT, folder, NEW, *past, fault=f"{point}=kill")
@@ -184,7 +194,7 @@ def test_killed_while_adding_to_a_manifest(folder: str) -> None:
     assert whole(folder) == [OLD]
 
 
-@pytest.mark.parametrize("past", [(), ("past the cache",)], ids=["through the cache", "past the cache"])
+@WAYS
 def test_killed_in_the_second_file(folder: str, past: tuple[str, ...]) -> None:
     ended = run_python(COMMIT_SCRIPT, folder, NEW, *past, fault="commit:file-half:2=kill")
     assert ended.returncode == -signal.SIGKILL, ended.stderr
