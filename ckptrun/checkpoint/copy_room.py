@@ -46,8 +46,7 @@ def room_for(source: torch.UntypedStorage) -> torch.UntypedStorage:
     except OSError as error:
         raise MemoryError(f"no memory for a copy of {size_bytes} bytes: {error.strerror}") from error
     if sys.platform == "linux":
-        with contextlib.suppress(
-            OSError
-        ):  # not before Linux 4.14, nor near the end of the mappings: only slower then
+        # Refused before Linux 4.14, and near the limit of mappings; a save after a fork is slower then.
+        with contextlib.suppress(OSError):
             mapped.madvise(_MADV_WIPEONFORK)
     return torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
