@@ -34,6 +34,9 @@ format that fills up to there holds 65,535 bytes, and torch does not notice wher
 LARGE_BYTES: Final = 1 << 20
 """Pieces from here on are written as they lie, for a call waits for the disk. Tensors of that size are laid out so."""
 
+# A refused piece has cost the file system an allocation and its return, so a few in a row are enough.
+_REFUSALS: Final = 3
+
 # Kept for the next file: a page that is touched first has to be cleared, or got from the host, by the kernel.
 _kept_blocks: Final[list[memoryview]] = []
 
@@ -64,6 +67,7 @@ class PastCacheWriter:
         self._filled = 0
         self._direct = False
         self._untried = bool(_O_DIRECT)
+        self._refused = 0  # pieces in a row that the disk could not read as they lay
 
     def write(self, data: memoryview, /) -> int:
         """Take a part of ``data``: what fits into the block, or all whole sectors; returns how many bytes.
@@ -72,7 +76,8 @@ class PastCacheWriter:
             OSError: the disk is full, a quota is used up, or the device failed.
         """
         whole_bytes = len(data) - len(data) % SECTOR_BYTES
-        if whole_bytes >= LARGE_BYTES and self._filled % SECTOR_BYTES == 0:
+        large = whole_bytes >= LARGE_BYTES and self._refused < _REFUSALS
+        if large and self._filled % SECTOR_BYTES == 0:
             self._try()
             if self._direct:
                 count = self._hand_on_as_it_lies(data[:whole_bytes])
@@ -108,7 +113,9 @@ class PastCacheWriter:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EFAULT):
                 raise
-            return 0  # it begins, or is mapped, where this disk cannot read
+            self._refused += 1  # it begins, or is mapped, where this disk cannot read
+            return 0
+        self._refused = 0
         self._has_begun()
         if written % SECTOR_BYTES:
             self._through_cache()  # a short write has left the sectors

@@ -255,3 +255,14 @@ def test_one_piece_that_begins_elsewhere_leaves_the_others_as_they_lie(
     write_file(str(tmp_path), "f", write, past_cache=True)
     assert (tmp_path / "f").read_bytes() == odd + filled + data
     assert calls[-1] == len(odd + filled) + BLOCK_BYTES
+
+
+def test_a_disk_that_never_takes_a_piece_as_it_lies_is_not_asked_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each refusal costs the file system an allocation that it takes back."""
+    calls = noted_writev(monkeypatch, *[None] * 99)
+    data = content(6 * BLOCK_BYTES)
+    write_file(str(tmp_path), "f", lambda file: file.write(at_a_sector(data)), past_cache=True)
+    assert (tmp_path / "f").read_bytes() == data
+    assert len(calls) == 3
